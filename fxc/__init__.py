@@ -1,0 +1,1 @@
+"""fxc: compiles PyTorch models for serving, ahead of time."""

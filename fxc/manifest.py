@@ -1,0 +1,206 @@
+"""What was built: manifest.json as frozen structs. The loader needs nothing but this and the files it lists."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from fxc.errors import DamagedError
+from fxc.shapes import Range
+from fxc.spec import Spec
+from fxc.target import Target
+
+FORMAT = 1
+"""Version of the artifact format. A change is a new folder in the cache, `v<FORMAT>`."""
+
+
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of every record."""
+
+
+class Tensor(_Record):
+    """Layout of a tensor that the program takes or returns."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    """Integers, and expressions of dimensions such as `num_tokens` or `2*batch`."""
+    dtype: str
+    """`float32`, `int64`, ..."""
+
+
+class Input(Tensor):
+    """One argument of the program, in the order of `forward`."""
+
+    values: tuple[float, float] | None = None
+    """Half-open range that made-up inputs are drawn from."""
+    mutated: bool = False
+    """Whether the program writes into it."""
+
+
+class Weight(Tensor):
+    """A parameter or persistent buffer, bound by name."""
+
+    aliases: tuple[str, ...] = ()
+    """Further names of the same tensor (tied weights); any one of the names is enough."""
+    buffer: bool = False
+    mutated: bool = False
+
+
+class Constant(Tensor):
+    """A lifted constant or non-persistent buffer; its value is in constants.safetensors."""
+
+    mutated: bool = False
+
+
+class Piece(_Record):
+    """A call in the stitched program."""
+
+    name: str
+    """`piece_0`, or the name of the op for an eager one."""
+    kind: Literal["compiled", "eager"]
+    unique: str
+    """Digest of the canonical text: equal pieces share it. For an eager piece, the qualified name of the op."""
+    ops: int = 1
+    """Number of calls in the piece's graph."""
+
+
+class Program(_Record):
+    """One stitched step: what serves a range or a size."""
+
+    range: Range
+    step: str
+    """Name of the function in transformed_code.py that makes it."""
+    binaries: tuple[str, ...]
+    """Per compiled piece, in the order of the step's `pieces` argument: key into `Manifest.binaries`."""
+
+
+class Binary(_Record):
+    """A compiled piece: `<key>.so`, and `<key>.json` where custom ops are called from inside."""
+
+    piece: str
+    """`Piece.unique` of what it was compiled from."""
+    range: str
+    """Label of the range or size."""
+    bytes: int
+    sha256: str
+    seconds: float
+    """Time that compiling it took, whenever that was."""
+    eager: bool = False
+    """Level 0: not compiled; the piece's text is run op by op."""
+
+
+class File(_Record):
+    """A file of a rank's directory."""
+
+    bytes: int
+    sha256: str
+
+
+class Rank(_Record):
+    """One `rank_<r>_<d>` directory."""
+
+    rank: int
+    data_parallel_rank: int
+    world_size: int
+    files: dict[str, File]
+    """By path relative to the artifact, `rank_0_0/transformed_code.py`."""
+
+
+class Factor(_Record):
+    """A named part of the content key."""
+
+    name: str
+    value: str
+    """The value itself where it is short, else its digest."""
+
+
+class Proof(_Record):
+    """A piece that was run against eager."""
+
+    piece: str
+    shape: str
+    """Label of the point, `num_tokens=1`."""
+    max_rel_err: float
+    tolerance: float
+
+
+class PassReport(_Record):
+    name: str
+    matches: int
+
+
+class CustomOp(_Record):
+    """An op outside aten that the program calls."""
+
+    name: str
+    """`namespace::op`."""
+    module: str
+    """What registers it: a dotted module, or `FILE.py` relative to model.yaml."""
+
+
+class Source(_Record):
+    """A source file that the trace read."""
+
+    file: str
+    """Relative to model.yaml's directory, or `module:<dotted name>`."""
+    digest: str
+
+
+class Manifest(_Record):
+    """manifest.json."""
+
+    format: int = FORMAT
+    hash: str
+    """Content key: the name of the artifact."""
+    fxc: str
+    """Version of fxc."""
+    created: str
+    """ISO 8601, UTC."""
+    model: str
+    """A name for people: the target's class, or the Hugging Face architecture."""
+    spec: Spec
+    target: Target
+    factors: tuple[Factor, ...]
+    inputs: tuple[Input, ...]
+    outputs: str
+    """The output's structure as Python source, `(logits, {"hidden": h})`, for people."""
+    weights: tuple[Weight, ...]
+    constants: tuple[Constant, ...]
+    programs: tuple[Program, ...]
+    pieces: dict[str, tuple[Piece, ...]]
+    """Per step function, its calls in order."""
+    binaries: dict[str, Binary]
+    passes: tuple[PassReport, ...] = ()
+    custom_ops: tuple[CustomOp, ...] = ()
+    sources: tuple[Source, ...] = ()
+    proof: tuple[Proof, ...] = ()
+    tolerances: dict[str, float] = {}
+    """Largest relative error accepted per dtype."""
+    seconds: dict[str, float] = {}
+    """Phases of the build that made it: trace, partition, compile, prove, publish, total."""
+    ranks: dict[str, Rank] = {}
+    """By directory name, `rank_0_0`."""
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The bytes of manifest.json."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+
+
+def decode(data: bytes, where: str) -> Manifest:
+    """Read manifest.json; `where` is named in the error.
+
+    Raises:
+        DamagedError: not a manifest of this format.
+    """
+    try:
+        return msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedError(f"{where} is damaged: {error}", "run `fxc build` again: it mends the artifact") from None
+
+
+def to_data(manifest: Manifest) -> dict[str, Any]:
+    """Plain data for `inspect --json`."""
+    data: dict[str, Any] = msgspec.to_builtins(manifest)
+    return data

@@ -1,0 +1,25 @@
+"""How a long job tells what it is doing. The library calls these; the command line draws them."""
+
+from __future__ import annotations
+
+
+class Observer:
+    """Hears of progress; every method does nothing here. Calls come from one thread."""
+
+    def phase(self, name: str) -> None:
+        """A phase begins: trace, partition, compile, prove, publish; lookup, verify, load, first_step, capture."""
+
+    def phase_done(self, name: str, seconds: float) -> None:
+        """A phase ended."""
+
+    def binaries(self, total: int, reused: int) -> None:
+        """The build needs `total` binaries, of which `reused` were in the cache."""
+
+    def compiling(self, label: str) -> None:
+        """A binary is being compiled; `label` names piece and shape."""
+
+    def compiled(self, label: str, seconds: float) -> None:
+        """A binary is done."""
+
+    def warn(self, message: str) -> None:
+        """Something the user should know that does not stop the work."""

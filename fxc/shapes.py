@@ -1,0 +1,106 @@
+"""Dimensions, ranges and sizes: which program serves which shape. Pure; imports neither torch nor sympy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+
+import msgspec
+
+from fxc.errors import InputError
+
+
+class Range(msgspec.Struct, frozen=True, order=True):
+    """A box of dimension values that one program serves. A *size* is a box with one point.
+
+    `bounds` holds (name, lowest, highest) per dimension, both ends included, in the order of the spec's `dims`.
+    """
+
+    bounds: tuple[tuple[str, int, int], ...]
+
+    @property
+    def is_size(self) -> bool:
+        return all(low == high for _, low, high in self.bounds)
+
+    @property
+    def label(self) -> str:
+        """`num_tokens=8`, `num_tokens=1..8192`, `batch=1..8,tokens=4`; `static` without dimensions."""
+        parts = (f"{name}={low}" if low == high else f"{name}={low}..{high}" for name, low, high in self.bounds)
+        return ",".join(parts) or "static"
+
+    def contains(self, values: Mapping[str, int]) -> bool:
+        return all(low <= values[name] <= high for name, low, high in self.bounds)
+
+    def low(self) -> dict[str, int]:
+        return {name: low for name, low, _ in self.bounds}
+
+    def high(self) -> dict[str, int]:
+        return {name: high for name, _, high in self.bounds}
+
+    def replace(self, name: str, low: int, high: int) -> Range:
+        """The same box with other bounds for dimension `name`."""
+        return Range(tuple((n, low, high) if n == name else (n, lo, hi) for n, lo, hi in self.bounds))
+
+
+def size_range(dims: Iterable[str], size: Mapping[str, int]) -> Range:
+    """The box with the one point `size`."""
+    return Range(tuple((name, size[name], size[name]) for name in dims))
+
+
+def general_ranges(dims: Mapping[str, tuple[int, int]], boundaries: Iterable[tuple[str, int]]) -> tuple[Range, ...]:
+    """The boxes of the general program: each dimension cut after every boundary, all combinations.
+
+    >>> [r.label for r in general_ranges({"n": (1, 512)}, [("n", 256)])]
+    ['n=1..256', 'n=257..512']
+    """
+    cuts: dict[str, list[int]] = {name: [] for name in dims}
+    for name, value in boundaries:
+        cuts[name].append(value)
+    axes = []
+    for name, (low, high) in dims.items():
+        edges = sorted({value for value in cuts[name] if low <= value < high})
+        starts = [low, *(value + 1 for value in edges)]
+        axes.append([(name, start, stop) for start, stop in zip(starts, [*edges, high], strict=True)])
+    return tuple(Range(box) for box in product(*axes))
+
+
+def edge_points(box: Range, extra: Iterable[Mapping[str, int]] = ()) -> tuple[dict[str, int], ...]:
+    """The points of `box` where a program is checked: its corners, 1 and 2 in every dimension, and `extra` ones in it."""
+    axes = []
+    for name, low, high in box.bounds:
+        axes.append([(name, value) for value in sorted({low, high, *(v for v in (1, 2) if low <= v <= high)})])
+    points = [dict(point) for point in product(*axes)]
+    points += [dict(point) for point in extra if box.contains(point) and dict(point) not in points]
+    return tuple(points)
+
+
+def select(ranges: Sequence[Range], values: Mapping[str, int]) -> int:
+    """Index of the program that serves `values`: the exact size if there is one, else the first range that holds it.
+
+    Raises:
+        InputError: no range holds it.
+    """
+    found = -1
+    for index, box in enumerate(ranges):
+        if box.contains(values):
+            if box.is_size:
+                return index
+            if found < 0:
+                found = index
+    if found < 0:
+        raise out_of_bounds(ranges, values)
+    return found
+
+
+def out_of_bounds(ranges: Sequence[Range], values: Mapping[str, int]) -> InputError:
+    """The error for values that no range holds: names the dimension, the value and the bounds."""
+    for name, value in values.items():
+        lows = [low for box in ranges for n, low, _ in box.bounds if n == name]
+        highs = [high for box in ranges for n, _, high in box.bounds if n == name]
+        if lows and not min(lows) <= value <= max(highs):
+            return InputError(
+                f"{name} = {value} is out of bounds: the program was built for {min(lows)} to {max(highs)}",
+                f"build with other bounds for dims.{name}",
+            )
+    shown = ", ".join(f"{name}={value}" for name, value in values.items())
+    return InputError(f"no program serves {shown}", "build with ranges that cover it")

@@ -1,0 +1,29 @@
+"""What a binary is compiled for, as a record: never asked of the machine while compiling."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A device and the toolchain whose binaries it can run. Part of every key."""
+
+    device: str
+    """`cpu` or `cuda`."""
+    arch: str
+    """`x86_64`, `aarch64`: of the host."""
+    cpu_features: tuple[str, ...]
+    """Vector extensions the compiler may use for host code, sorted: `avx2`, `fma`, `avx512f`, ... Empty for cuda, whose
+    host code is glue."""
+    torch: str
+    """Version of torch with its build, `2.13.0+cpu`."""
+    triton: str = ""
+    """Version of triton; empty for cpu."""
+    cuda: str = ""
+    """CUDA version of the torch build, `13.0`; empty for cpu."""
+    compute_capability: tuple[int, int] | None = None
+    """(major, minor) of the GPU; None for cpu."""
+    properties: dict[str, int | str] = {}
+    """Device properties that Inductor and Triton read when they choose: multiprocessor count, shared memory, ..."""
+    compiler: str = ""
+    """`g++ 12.2.0`: the host compiler."""
