@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -75,6 +77,16 @@ class Program(_Record):
     """Per compiled piece, in the order of the step's `pieces` argument: key into `Manifest.binaries`."""
 
 
+class Proof(_Record):
+    """A piece that was run against eager."""
+
+    piece: str
+    shape: str
+    """Label of the point, `num_tokens=1`."""
+    max_rel_err: float
+    tolerance: float
+
+
 class Binary(_Record):
     """A compiled piece: `<key>.so`, and `<key>.json` where custom ops are called from inside."""
 
@@ -86,8 +98,10 @@ class Binary(_Record):
     sha256: str
     seconds: float
     """Time that compiling it took, whenever that was."""
-    eager: bool = False
-    """Level 0: not compiled; the piece's text is run op by op."""
+    proof: tuple[Proof, ...] = ()
+    """Where it was compared with eager; empty when it was not."""
+    assumptions: tuple[str, ...] = ()
+    """What the compiler took for granted about sizes; the proof is what says that it does not matter."""
 
 
 class File(_Record):
@@ -115,16 +129,6 @@ class Factor(_Record):
     """The value itself where it is short, else its digest."""
 
 
-class Proof(_Record):
-    """A piece that was run against eager."""
-
-    piece: str
-    shape: str
-    """Label of the point, `num_tokens=1`."""
-    max_rel_err: float
-    tolerance: float
-
-
 class PassReport(_Record):
     name: str
     matches: int
@@ -147,7 +151,7 @@ class Source(_Record):
     digest: str
 
 
-class Manifest(_Record):
+class Manifest(_Record, kw_only=True):
     """manifest.json."""
 
     format: int = FORMAT
@@ -167,6 +171,8 @@ class Manifest(_Record):
     """The output's structure as Python source, `(logits, {"hidden": h})`, for people."""
     weights: tuple[Weight, ...]
     constants: tuple[Constant, ...]
+    unused_weights: tuple[str, ...] = ()
+    """Parameters and buffers that the model has and the program does not read: ignored when bound."""
     programs: tuple[Program, ...]
     pieces: dict[str, tuple[Piece, ...]]
     """Per step function, its calls in order."""
@@ -185,19 +191,41 @@ class Manifest(_Record):
 
 def encode(manifest: Manifest) -> bytes:
     """The bytes of manifest.json."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+    return seal(msgspec.json.encode(manifest))
 
 
 def decode(data: bytes, where: str) -> Manifest:
     """Read manifest.json; `where` is named in the error.
 
     Raises:
-        DamagedError: not a manifest of this format.
+        DamagedError: not a manifest of this format, or altered.
     """
     try:
-        return msgspec.json.decode(data, type=Manifest)
+        return msgspec.json.decode(unseal(data, where), type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DamagedError(f"{where} is damaged: {error}", "run `fxc build` again: it mends the artifact") from None
+
+
+def seal(data: bytes) -> bytes:
+    """A JSON object laid out for people, its first key the sha256 of the rest, so that any altered byte is noticed."""
+    text = msgspec.json.format(data, indent=1) + b"\n"
+    return b'{\n "sha256": "%s",' % hashlib.sha256(text).hexdigest().encode() + text[1:]
+
+
+def unseal(data: bytes, where: str) -> bytes:
+    """Undo `seal`; `where` is named in the error.
+
+    Raises:
+        DamagedError: the text is not what was sealed.
+    """
+    match = _SEAL.match(data)
+    text = b"{" + data[match.end() :] if match else b""
+    if not match or hashlib.sha256(text).hexdigest().encode() != match[1]:
+        raise DamagedError(f"{where} is damaged: it is not the text that was written", "run `fxc build` again")
+    return text
+
+
+_SEAL = re.compile(rb'\{\n "sha256": "([0-9a-f]{64})",')
 
 
 def to_data(manifest: Manifest) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def general_ranges(dims: Mapping[str, tuple[int, int]], boundaries: Iterable[tup
 
 
 def edge_points(box: Range, extra: Iterable[Mapping[str, int]] = ()) -> tuple[dict[str, int], ...]:
-    """The points of `box` where a program is checked: its corners, 1 and 2 in every dimension, and `extra` ones in it."""
+    """Where a program is checked in `box`: its corners, 1 and 2 in every dimension, and the `extra` points it holds."""
     axes = []
     for name, low, high in box.bounds:
         axes.append([(name, value) for value in sorted({low, high, *(v for v in (1, 2) if low <= v <= high)})])

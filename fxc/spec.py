@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
+import keyword
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-import yaml
 
+from fxc import yaml_text
+from fxc.convert import convert, shown, suggest
+from fxc.convert import nearest as nearest
 from fxc.errors import SpecError
 from fxc.shapes import Range, general_ranges, size_range
 
@@ -23,19 +26,19 @@ Dtype = Literal[
     "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
 ]  # fmt: skip
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+NonNegative = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Base of every section: unknown keys are errors, defaults are left out when written."""
 
 
-class ModelSpec(_Section):
+class ModelSpec(_Section, frozen=True):
     """Where the model comes from: `target` or `huggingface`."""
 
     target: str | None = None
-    """`FILE.py:NAME`, relative to model.yaml, or `package.module:NAME`; a class or factory that returns an nn.Module."""
+    """`FILE.py:NAME`, relative to model.yaml, or `package.module:NAME`; a class or factory of an nn.Module."""
     args: dict[str, Any] = {}
     """Keyword arguments for the target."""
     huggingface: str | None = None
@@ -44,7 +47,7 @@ class ModelSpec(_Section):
     """Dtype that floating-point parameters and buffers are cast to; as the target makes them when absent."""
 
 
-class InputSpec(_Section):
+class InputSpec(_Section, frozen=True):
     """One argument of `forward`."""
 
     shape: tuple[NonNegative | str, ...]
@@ -54,14 +57,14 @@ class InputSpec(_Section):
     """Half-open range that made-up inputs are drawn from; 0 and 1 for integers, a normal for floats when absent."""
 
 
-class DimSpec(_Section):
+class DimSpec(_Section, frozen=True):
     """Bounds of a dynamic dimension, both included."""
 
     min: NonNegative
     max: Positive
 
 
-class CompileSpec(_Section):
+class CompileSpec(_Section, frozen=True):
     sizes: tuple[Positive | dict[str, Positive], ...] = ()
     """Values of the dynamic dimension(s) that get a program of their own."""
     ranges: tuple[Positive | dict[str, Positive], ...] = ()
@@ -70,18 +73,18 @@ class CompileSpec(_Section):
     """0: pieces run eagerly; 1: the general program only; 2: sizes too; 3: sizes tuned."""
 
 
-class PartitionSpec(_Section):
+class PartitionSpec(_Section, frozen=True):
     splitting_ops: tuple[str, ...] = ("fxc::attention",)
     """Qualified op names the graph is cut at; an overload may be named, `aten::mm.out`."""
 
 
-class CudagraphSpec(_Section):
+class CudagraphSpec(_Section, frozen=True):
     mode: Literal["none", "piecewise", "full", "full_and_piecewise"] = "full_and_piecewise"
     sizes: tuple[Positive | dict[str, Positive], ...] | None = None
     """Sizes that are captured; `compile.sizes` when absent."""
 
 
-class Spec(_Section):
+class Spec(_Section, frozen=True):
     """The contents of model.yaml."""
 
     model: ModelSpec
@@ -135,14 +138,15 @@ def load_spec(path: Path, overrides: Iterable[str] = ()) -> Spec:
         raise SpecError(f"{path} is a directory, expected a YAML file") from None
     except FileNotFoundError:
         raise SpecError(f"{path} does not exist") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path} cannot be read: {error}") from None
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise SpecError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    data = yaml_text.read(text, str(path))
+    if data is None:
+        raise SpecError(f"{path} is empty, expected a mapping with the keys model and device")
     if not isinstance(data, dict):
-        raise SpecError(f"{path}: expected a mapping with the key `model`, found {type(data).__name__}")
+        raise SpecError(f"{path}: {shown(data)} is not a mapping; expected one with the keys model and device")
     for override in overrides:
         _override(data, override)
     return parse_spec(data, str(path))
@@ -150,11 +154,8 @@ def load_spec(path: Path, overrides: Iterable[str] = ()) -> Spec:
 
 def parse_spec(data: Mapping[str, Any], where: str = "spec") -> Spec:
     """Turn plain data (as YAML gives it) into a checked Spec; `where` is named in errors."""
-    try:
-        spec = msgspec.convert(data, Spec)
-    except msgspec.ValidationError as error:
-        raise _explain(error, data, where) from None
-    _check(spec, where)
+    spec = convert(data, Spec, where)
+    check_spec(spec, where)
     return spec
 
 
@@ -166,65 +167,110 @@ def to_data(spec: Spec) -> dict[str, Any]:
 
 def json_schema() -> dict[str, Any]:
     """JSON schema of model.yaml, for editors."""
-    return msgspec.json.schema(Spec)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "model.yaml of fxc",
+        **msgspec.json.schema(Spec),
+    }
 
 
 def _override(data: dict[str, Any], override: str) -> None:
+    """Apply one `--set KEY=VALUE`; the value is read as YAML, so 8, true, [1, 2] and text come with their types."""
     key, separator, value = override.partition("=")
-    if not separator or not key:
+    parts = key.split(".")
+    if not separator or not all(parts):
         raise SpecError(f"--set {override}: expected KEY=VALUE", "for example --set compile.level=1")
-    *parents, last = key.split(".")
     node: Any = data
-    for part in parents:
-        node = node.setdefault(part, {})
+    for depth, part in enumerate(parts[:-1], 1):
+        if node.get(part) is None:
+            node[part] = {}
+        node = node[part]
         if not isinstance(node, dict):
-            raise SpecError(f"--set {override}: {part} is not a mapping")
-    try:
-        node[last] = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise SpecError(f"--set {override}: the value is not YAML: {' '.join(str(error).split())}") from None
+            raise SpecError(f"--set {override}: {'.'.join(parts[:depth])} is {shown(node)}, not a mapping")
+    node[parts[-1]] = yaml_text.read(value, f"--set {override}")
 
 
-def _fail(where: str, key: str, message: str, hint: str = "") -> SpecError:
-    return SpecError(f"{where}: {key}: {message}", hint)
+def check_spec(spec: Spec, where: str) -> None:
+    """What the types cannot say. To be called again when `inputs` and `dims` come from a Hugging Face config.
 
-
-def _check(spec: Spec, where: str) -> None:
-    """What the types cannot say."""
-    if (spec.model.target is None) == (spec.model.huggingface is None):
-        raise _fail(where, "model", "expected either `target` or `huggingface`, and not both")
-    if spec.model.target is not None and ":" not in spec.model.target:
-        raise _fail(where, "model.target", f"{spec.model.target!r} names no class", "write FILE.py:NAME or package.module:NAME")
-    if spec.model.target is not None and not spec.inputs:
-        raise _fail(where, "inputs", "missing; list forward's arguments with shape and dtype")
+    Raises:
+        SpecError: names `where`, the key and the value.
+    """
+    _check_model(spec, where)
+    for name in spec.inputs:
+        _check_name(name, f"inputs.{name}", where)
+    for name in spec.dims:
+        _check_name(name, f"dims.{name}", where)
     for name, entry in spec.inputs.items():
-        for part in entry.shape:
-            if isinstance(part, str) and part not in spec.dims:
-                near = nearest(part, spec.dims)
-                raise _fail(
-                    where, f"inputs.{name}.shape", f"dimension {part!r} has no bounds",
-                    f"did you mean {near!r}?" if near else f"add `{part}: {{min: 1, max: ...}}` to dims",
-                )  # fmt: skip
-        if entry.values is not None and not entry.values[0] < entry.values[1]:
-            raise _fail(where, f"inputs.{name}.values", f"{list(entry.values)} is empty", "write [low, high] with low < high")
+        _check_input(spec, name, entry, where)
     used = {part for entry in spec.inputs.values() for part in entry.shape if isinstance(part, str)}
     for name, dim in spec.dims.items():
         if dim.min > dim.max:
             raise _fail(where, f"dims.{name}", f"min {dim.min} is above max {dim.max}")
         if spec.inputs and name not in used:
             raise _fail(where, f"dims.{name}", "no input has this dimension", "use it in a shape or remove it")
-        if not name.isidentifier():
-            raise _fail(where, f"dims.{name}", "not a name", "use letters, digits and underscores")
-    for key, values in (("compile.sizes", spec.compile.sizes), ("compile.ranges", spec.compile.ranges), ("cudagraph.sizes", spec.cudagraph.sizes or ())):
-        if not spec.dims and (spec.inputs or not values):
-            if values:
-                raise _fail(where, key, "there is no dynamic dimension to give a size to", "name one in dims")
-            continue
-        if spec.dims:
-            _check_sizes(spec, where, key, values)
+    for key, values in _size_lists(spec):
+        _check_sizes(spec, where, key, values)
+    for op in spec.partition.splitting_ops:
+        if not _OP.fullmatch(op):
+            hint = "write namespace::op, for example fxc::attention"
+            raise _fail(where, "partition.splitting_ops", f"{op!r} is not the qualified name of an op", hint)
+    _check_passes(spec, where)
 
 
-def _check_sizes(spec: Spec, where: str, key: str, values: Iterable[int | dict[str, int]]) -> None:
+_OP = re.compile(r"\w+::\w+(\.\w+)?")
+_TARGET = re.compile(r".+:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def _fail(where: str, key: str, message: str, hint: str = "") -> SpecError:
+    return SpecError(f"{where}: {key}: {message}", hint)
+
+
+def _check_model(spec: Spec, where: str) -> None:
+    model = spec.model
+    if model.target is not None and model.huggingface is not None:
+        raise _fail(where, "model", "has both `target` and `huggingface`", "remove one of them")
+    if not model.target and not model.huggingface:
+        raise _fail(where, "model", "names no model", "add `target: FILE.py:NAME` or `huggingface: FOLDER`")
+    if model.target is not None and not _TARGET.fullmatch(model.target):
+        hint = "write FILE.py:NAME or package.module:NAME"
+        raise _fail(where, "model.target", f"{model.target!r} names no class or function", hint)
+    if model.target is not None and not spec.inputs:
+        raise _fail(where, "inputs", "missing; list forward's arguments with shape and dtype")
+    yaml_text.check_plain(model.args, "model.args", where)
+
+
+def _check_name(name: str, key: str, where: str) -> None:
+    if not name.isidentifier() or keyword.iskeyword(name):
+        hint = "use letters, digits and underscores" if not keyword.iskeyword(name) else "it is a word of Python"
+        raise _fail(where, key, f"{name!r} cannot be a name", hint)
+
+
+def _check_input(spec: Spec, name: str, entry: InputSpec, where: str) -> None:
+    for part in entry.shape:
+        if isinstance(part, str) and part not in spec.dims:
+            hint = suggest(part, spec.dims, "dims") if spec.dims else f"add `{part}: {{min: 1, max: 8192}}` to dims"
+            raise _fail(where, f"inputs.{name}.shape", f"dimension {part!r} has no bounds in dims", hint)
+    if entry.values is not None:
+        low, high = entry.values
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            hint = "write [low, high] with low < high, both finite"
+            raise _fail(where, f"inputs.{name}.values", f"[{low:g}, {high:g}] holds no values", hint)
+
+
+def _size_lists(spec: Spec) -> tuple[tuple[str, tuple[int | dict[str, int], ...]], ...]:
+    return (
+        ("compile.sizes", spec.compile.sizes),
+        ("compile.ranges", spec.compile.ranges),
+        ("cudagraph.sizes", spec.cudagraph.sizes or ()),
+    )
+
+
+def _check_sizes(spec: Spec, where: str, key: str, values: tuple[int | dict[str, int], ...]) -> None:
+    if not values or (not spec.dims and not spec.inputs):  # the config of a Hugging Face model gives inputs and dims
+        return
+    if not spec.dims:
+        raise _fail(where, key, f"{shown(values[0])} is for no dimension: dims is empty", "name one in dims")
     try:
         named = named_values(spec, values, key)
     except SpecError as error:
@@ -232,55 +278,23 @@ def _check_sizes(spec: Spec, where: str, key: str, values: Iterable[int | dict[s
     for size in named:
         for name, value in size.items():
             if name not in spec.dims:
-                near = nearest(name, spec.dims)
-                raise _fail(where, key, f"unknown dimension {name!r}", f"did you mean {near!r}?" if near else "")
+                raise _fail(where, key, f"unknown dimension {name!r}", suggest(name, spec.dims, "dims"))
             dim = spec.dims[name]
             if not dim.min <= value <= dim.max:
-                raise _fail(where, key, f"{value} is outside {name}'s bounds {dim.min} to {dim.max}", f"change dims.{name} or the size")
+                outside = f"{value} is outside the bounds of {name}, {dim.min} to {dim.max}"
+                raise _fail(where, key, outside, f"change dims.{name} or remove {value}")
         missing = [name for name in spec.dims if name not in size]
         if missing and key != "compile.ranges":
-            raise _fail(where, key, f"{size} gives no value for {', '.join(missing)}")
+            lacking = f"{shown(size)} gives no value for {', '.join(missing)}"
+            raise _fail(where, key, lacking, "a size names every dimension")
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word closest in spelling, if one is close."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
-
-
-_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`")
-_MISSING = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
-
-
-def _explain(error: msgspec.ValidationError, data: Mapping[str, Any], where: str) -> SpecError:
-    """msgspec's message with the key, the value that came, and the nearest valid key."""
-    text = str(error)
-    match = _PATH.search(text)
-    path = match["path"] if match else ""
-    text = _PATH.sub("", text)
-    parts = [part for part in re.split(r"[.\[\]]+", path) if part]
-    if unknown := _UNKNOWN.search(text):
-        field = unknown["field"]
-        key = ".".join([*parts, field])
-        known = _fields(parts)
-        near = nearest(field, known)
-        hint = f"did you mean {near!r}?" if near else f"known keys: {', '.join(known)}"
-        return _fail(where, key, "unknown key", hint)
-    if missing := _MISSING.search(text):
-        return _fail(where, ".".join([*parts, missing["field"]]), "missing")
-    value: Any = data
-    for part in parts:
-        try:
-            value = value[int(part)] if isinstance(value, list) else value[part]
-        except (KeyError, IndexError, ValueError, TypeError):
-            return _fail(where, path or "spec", text)  # msgspec writes `[...]` for a key of a mapping: no value to show
-    return _fail(where, path or "spec", f"{value!r}: {text[0].lower()}{text[1:]}")
-
-
-def _fields(parts: list[str]) -> list[str]:
-    sections: dict[str, type[msgspec.Struct]] = {
-        "model": ModelSpec, "inputs": InputSpec, "dims": DimSpec, "compile": CompileSpec,
-        "partition": PartitionSpec, "cudagraph": CudagraphSpec,
-    }  # fmt: skip
-    return [field.encode_name for field in msgspec.structs.fields(sections[parts[0]] if parts else Spec)]
+def _check_passes(spec: Spec, where: str) -> None:
+    yaml_text.check_plain(spec.passes, "passes", where)
+    custom = spec.passes.get("custom", [])
+    if not isinstance(custom, list):
+        raise _fail(where, "passes.custom", f"{shown(custom)} is not a list", "write [package.module:Pass]")
+    for index, entry in enumerate(custom):
+        if not isinstance(entry, str) or not _TARGET.fullmatch(entry):
+            hint = "write package.module:Pass"
+            raise _fail(where, f"passes.custom[{index}]", f"{shown(entry)} names no pass", hint)

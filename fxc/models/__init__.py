@@ -1,0 +1,8 @@
+"""Where a model comes from: a Python target or a Hugging Face folder; how it becomes a module without weights."""
+
+from __future__ import annotations
+
+from fxc.models.instantiate import instantiate
+from fxc.models.source import ModelSource, expected_ops, resolve
+
+__all__ = ["ModelSource", "expected_ops", "instantiate", "resolve"]

@@ -1,0 +1,152 @@
+"""Reading an artifact: any directory with a manifest.json, in the cache or not, writable or not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+import msgspec
+
+from fxc.cache import key
+from fxc.cache.files import io_errors
+from fxc.cache.layout import MANIFEST
+from fxc.errors import CacheMissError, DamagedError, FxcError, IncompatibleError
+from fxc.manifest import FORMAT, File, Manifest, decode
+
+MEND = "run `fxc build` again: it mends the artifact"
+T = TypeVar("T")
+
+
+class Artifact(msgspec.Struct, frozen=True):
+    """An artifact as it was when it was opened."""
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, path: Path) -> Artifact:
+        """Open a directory that holds an artifact.
+
+        Raises:
+            CacheMissError: not an artifact.
+            DamagedError: manifest.json is damaged.
+        """
+        where = path / MANIFEST
+        absent = CacheMissError(
+            f"{path} is not an artifact: it has no {MANIFEST}", "`fxc ls` lists what there is, `fxc build` makes it"
+        )
+        with reading(where, absent):
+            data = where.read_bytes()
+        _check_format(data, where)
+        manifest = decode(data, str(where))
+        return cls(path, manifest)
+
+    def rank_dir(self, rank: int = 0, data_parallel_rank: int = 0) -> str:
+        """Name of a rank's directory."""
+        name = f"rank_{rank}_{data_parallel_rank}"
+        if name not in self.manifest.ranks:
+            there = ", ".join(sorted(self.manifest.ranks)) or "none"
+            raise CacheMissError(
+                f"artifact {self.manifest.hash} has no {name}; its ranks are: {there}",
+                f"build it with --rank {rank} --dp-rank {data_parallel_rank}",
+            )
+        return name
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a listed file, `rank_0_0/transformed_code.py`: the very ones that were checked.
+
+        Raises:
+            DamagedError: the file is missing or altered.
+        """
+        return self._intact(name, _checked_bytes)
+
+    def verify(self, rank_dir: str | None = None) -> int:
+        """Check every listed file, of one rank or of all. Returns their number."""
+        ranks = self.manifest.ranks if rank_dir is None else {rank_dir: self.manifest.ranks[rank_dir]}
+        names = [name for rank in ranks.values() for name in rank.files]
+        for name in names:
+            self._intact(name, check_file)
+        return len(names)
+
+    def _intact(self, name: str, reader: Callable[[Path, File], T]) -> T:
+        """`reader`'s answer. A file that differs because the artifact was built again meanwhile is not damaged."""
+        listed = {file: entry for rank in self.manifest.ranks.values() for file, entry in rank.files.items()}
+        if name not in listed or not is_safe(name):
+            raise DamagedError(f"{self.path / MANIFEST} lists no file {name}", MEND)
+        try:
+            return reader(self.path / name, listed[name])
+        except DamagedError as damage:
+            try:
+                now = Artifact.open(self.path)
+            except FxcError:
+                raise damage from None
+        if now.manifest == self.manifest:
+            return reader(self.path / name, listed[name])  # once more: it may have been replaced twice
+        return now._intact(name, reader)
+
+
+def is_safe(name: str) -> bool:
+    """Whether a listed name stays inside its directory."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+
+
+def check_file(path: Path, expected: File) -> None:
+    """Compare a file's size and digest.
+
+    Raises:
+        DamagedError: missing or altered.
+    """
+    with reading(path, _missing(path)):
+        _check_size(path, expected, os.stat(path).st_size)
+        found = key.sha256_file(path)
+    _check_digest(path, expected, found)
+
+
+@contextmanager
+def reading(path: Path, absent: FxcError) -> Iterator[None]:
+    """Turn an OSError into one line; raise `absent` where there is no such file."""
+    with io_errors("read", path):
+        try:
+            yield
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise absent from None
+
+
+def _checked_bytes(path: Path, expected: File) -> bytes:
+    with reading(path, _missing(path)):
+        _check_size(path, expected, os.stat(path).st_size)
+        data = path.read_bytes()
+    _check_digest(path, expected, key.sha256(data))
+    return data
+
+
+def _missing(path: Path) -> DamagedError:
+    return DamagedError(f"{path} is missing", MEND)
+
+
+def _check_size(path: Path, expected: File, size: int) -> None:
+    if size != expected.bytes:
+        raise DamagedError(f"{path} is damaged: it has {size} bytes, expected {expected.bytes}", MEND)
+
+
+def _check_digest(path: Path, expected: File, found: str) -> None:
+    if found != expected.sha256:
+        raise DamagedError(f"{path} is damaged: its sha256 is {found}, expected {expected.sha256}", MEND)
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def _check_format(data: bytes, where: Path) -> None:
+    """Another version of fxc may have written other fields: say that, not that they are unknown."""
+    try:
+        found = msgspec.json.decode(data, type=_Format).format
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return  # for `decode` to describe
+    if found != FORMAT:
+        raise IncompatibleError(f"{where} has format {found}, this fxc reads {FORMAT}", "build it with this version")

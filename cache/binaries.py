@@ -1,0 +1,88 @@
+"""Compiled pieces, one directory per key, shared by all artifacts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from fxc.cache import key as keys
+from fxc.cache.artifact import check_file, is_safe, reading
+from fxc.cache.files import copy_file, install, io_errors, write_file
+from fxc.cache.layout import RECORD, Layout
+from fxc.cache.lock import lock, staging
+from fxc.errors import CacheIOError, CacheMissError, DamagedError
+from fxc.manifest import Binary, File, seal, unseal
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """record.json."""
+
+    binary: Binary
+    files: dict[str, File]
+    """By name: `<key>.so`, `<key>.json`."""
+
+
+def load(layout: Layout, key: str) -> Record:
+    """A binary's record, its files not looked at.
+
+    Raises:
+        CacheMissError: there is none.
+        DamagedError: it is damaged.
+    """
+    path = layout.binaries / key / RECORD
+    with reading(path, CacheMissError(f"no binary {key} in {layout.binaries}", "run `fxc build` again")):
+        data = path.read_bytes()
+    try:
+        return msgspec.json.decode(unseal(data, str(path)), type=Record)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedError(f"{path} is damaged: {error}", "run `fxc build` again") from None
+
+
+def find(layout: Layout, key: str) -> Binary | None:
+    """The binary's record if all of its files are intact. What is damaged is removed, so that it is compiled again."""
+    found = _intact(layout, key)
+    place = layout.binaries / key
+    if found is None and place.exists():
+        with suppress(CacheIOError), staging(layout) as stage, lock(layout, "binaries"):
+            found = _intact(layout, key)  # another process may have mended it meanwhile
+            if found is None and place.exists():
+                with io_errors("remove", place):
+                    place.rename(stage / key)
+    return found.binary if found else None
+
+
+def store(layout: Layout, key: str, sources: Mapping[str, Path], binary: Binary, force: bool) -> None:
+    """Take in the files of a compiled piece; an intact one that is there already stays, unless `force`."""
+    with staging(layout) as stage:
+        new = stage / key
+        with io_errors("write", layout.binaries / key):
+            new.mkdir(mode=0o700)
+            for name, source in sources.items():
+                copy_file(source, new / name)
+            files = {name: measure(new / name) for name in sources}
+            write_file(new / RECORD, seal(msgspec.json.encode(Record(binary, files))))
+        if files[f"{key}.so"].sha256 != binary.sha256:
+            raise DamagedError(f"binary {key}: {key}.so is not what its record says", "run `fxc build` again")
+        with lock(layout, "binaries"), io_errors("write", layout.binaries / key):
+            if force or _intact(layout, key) is None:
+                install(new, layout.binaries / key)
+
+
+def measure(path: Path) -> File:
+    """Size and digest of a file."""
+    return File(bytes=path.stat().st_size, sha256=keys.sha256_file(path))
+
+
+def _intact(layout: Layout, key: str) -> Record | None:
+    try:
+        record = load(layout, key)
+        for name, expected in record.files.items():
+            if not is_safe(name):
+                return None
+            check_file(layout.binaries / key / name, expected)
+    except (CacheMissError, DamagedError):
+        return None
+    return record

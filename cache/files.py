@@ -1,0 +1,115 @@
+"""Files and directories that survive a crash: private modes, fsync, replacement in one step."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fxc.errors import CacheIOError
+
+_HINTS = {
+    errno.ENOSPC: "free some space there, or choose another place with --cache-dir or FXC_CACHE_DIR",
+    errno.EDQUOT: "free some space there, or choose another place with --cache-dir or FXC_CACHE_DIR",
+    errno.EROFS: "the file system is read-only: choose another place with --cache-dir or FXC_CACHE_DIR",
+}
+_HINT = "check the directory's owner and mode, or choose another place with --cache-dir or FXC_CACHE_DIR"
+_NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
+
+
+@contextmanager
+def io_errors(action: str, path: Path) -> Iterator[None]:
+    """Turn an OSError into one line: `cannot write /cache/v1: No space left on device`."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CacheIOError(f"cannot {action} {path}: {reason}", _HINTS.get(error.errno or 0, _HINT)) from error
+
+
+def make_dirs(path: Path) -> None:
+    """Make a directory and its missing parents, 0700 each."""
+    if path.is_dir():
+        return
+    if path.parent != path:
+        make_dirs(path.parent)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        if not path.is_dir():  # else another process was faster
+            raise
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a new file, 0600, through to the disk."""
+    with _create(path) as fd, os.fdopen(fd, "wb", closefd=False) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(fd)
+
+
+def copy_file(source: Path, path: Path) -> None:
+    """Copy into a new file, 0600, through to the disk."""
+    with open(source, "rb") as reading, _create(path) as fd, os.fdopen(fd, "wb", closefd=False) as file:
+        shutil.copyfileobj(reading, file, 1 << 20)
+        file.flush()
+        os.fsync(fd)
+
+
+def link_file(source: Path, path: Path) -> None:
+    """Hard-link a file that is on the disk already; copy it where links do not work."""
+    try:
+        os.link(source, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        copy_file(source, path)
+
+
+def sync_dir(path: Path) -> None:
+    """Write a directory's entries through to the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def install(new: Path, place: Path) -> None:
+    """Put the staged directory `new` at `place` in one step. What was there is left in the staging directory."""
+    for directory, _, _ in os.walk(new):
+        sync_dir(Path(directory))
+    if not place.exists():
+        os.rename(new, place)
+    elif not _exchange(new, place):
+        os.rename(place, new.with_name(f"{new.name}.old"))
+        os.rename(new, place)
+    sync_dir(place.parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two directories atomically; False where the system or the file system cannot."""
+    at_fdcwd, rename_exchange = -100, 2  # <fcntl.h>, <linux/fs.h>
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        return False
+    if renameat2(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EXDEV}:
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+@contextmanager
+def _create(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

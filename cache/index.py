@@ -1,0 +1,69 @@
+"""From direct keys to artifacts: what a spec stood for when certain source files had certain contents."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from fxc.cache.artifact import reading
+from fxc.cache.files import io_errors, sync_dir, write_file
+from fxc.cache.layout import MANIFEST, Layout
+from fxc.cache.lock import lock, staging
+from fxc.errors import CacheMissError, DamagedError
+from fxc.manifest import Source, seal, unseal
+
+LIMIT = 16
+"""Entries kept per direct key: states of the sources that one goes back and forth between."""
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    hash: str
+    sources: tuple[Source, ...]
+
+
+class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """index/<direct key>.json; newest first."""
+
+    entries: tuple[Entry, ...] = ()
+
+
+def lookup(layout: Layout, direct_key: str, digest_of: Callable[[Source], str | None]) -> str | None:
+    """Hash of the first artifact that is there and whose sources all have the digests they had."""
+    now: dict[str, str | None] = {}
+    for entry in _load(layout, direct_key).entries:
+        for source in entry.sources:
+            if source.file not in now:
+                now[source.file] = digest_of(source)
+            if now[source.file] != source.digest:
+                break
+        else:
+            with io_errors("read", layout.artifacts):
+                if (layout.artifacts / entry.hash / MANIFEST).is_file():
+                    return entry.hash
+    return None
+
+
+def remember(layout: Layout, direct_key: str, hash: str, sources: Iterable[Source]) -> None:
+    """Put an entry in front."""
+    new = Entry(hash, tuple(sources))
+    place = layout.index / f"{direct_key}.json"
+    with staging(layout) as stage, lock(layout, "index"):
+        old = _load(layout, direct_key).entries
+        entries = (new, *(entry for entry in old if entry.sources != new.sources))[:LIMIT]
+        with io_errors("write", place):
+            write_file(stage / place.name, seal(msgspec.json.encode(Index(entries))))
+            os.rename(stage / place.name, place)
+            sync_dir(layout.index)
+
+
+def _load(layout: Layout, direct_key: str) -> Index:
+    """What is absent or damaged is empty: the trace runs again and writes it anew."""
+    path = layout.index / f"{direct_key}.json"
+    try:
+        with reading(path, CacheMissError(f"no {path}")):
+            data = path.read_bytes()
+        return msgspec.json.decode(unseal(data, str(path)), type=Index)
+    except (CacheMissError, DamagedError, msgspec.DecodeError, UnicodeDecodeError):
+        return Index()

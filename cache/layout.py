@@ -1,0 +1,97 @@
+"""Where everything in the cache lies.
+
+<cache dir>/                        --cache-dir, FXC_CACHE_DIR, or the platform's user cache folder
+  v1/                               the format; a change is a new folder, older ones are pruned
+    artifacts/<hash>/
+      manifest.json                 without it the directory is not an artifact; its mtime is the artifact's last use
+      rank_<r>_<d>/                 transformed_code.py, computation_graph.py, constants.safetensors
+        inductor/                   hard links into binaries/
+    binaries/<key>/
+      record.json                   what it was compiled from, and the digests of the files beside it
+      <key>.so  <key>.json          the compiled piece; the second where it calls custom ops
+    index/<direct key>.json         which artifacts a direct key stands for, and for which source files
+    locks/<name>.lock               held through flock: the kernel lets go of those of a dead process
+    staging/<random>/               what is being written; renamed into its place when whole
+    staging/<random>.alive          locked as long as the process that writes there lives
+    scratch/<name>/                 compilers' own caches; nothing depends on them
+
+Directories 0700, files 0600. Nothing in `artifacts` and `binaries` is ever changed in place: a new directory is made
+and takes the old one's place in one step.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import platformdirs
+
+from fxc.cache.files import make_dirs, sync_dir
+from fxc.manifest import FORMAT
+
+MANIFEST = "manifest.json"
+RECORD = "record.json"
+INDUCTOR = "inductor"
+
+
+def cache_dir(directory: Path | None, environ: Mapping[str, str]) -> Path:
+    """The cache directory: `directory`, else FXC_CACHE_DIR, else the platform's."""
+    chosen = os.fspath(directory) if directory is not None else environ.get("FXC_CACHE_DIR")
+    return Path(os.path.abspath(os.path.expanduser(chosen or platformdirs.user_cache_dir("fxc", appauthor=False))))
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Paths below one format's folder."""
+
+    root: Path
+
+    @property
+    def artifacts(self) -> Path:
+        return self.root / "artifacts"
+
+    @property
+    def binaries(self) -> Path:
+        return self.root / "binaries"
+
+    @property
+    def index(self) -> Path:
+        return self.root / "index"
+
+    @property
+    def locks(self) -> Path:
+        return self.root / "locks"
+
+    @property
+    def staging(self) -> Path:
+        return self.root / "staging"
+
+    @property
+    def scratch(self) -> Path:
+        return self.root / "scratch"
+
+    def lock(self, name: str) -> Path:
+        return self.locks / f"{name}.lock"
+
+    def prepare(self) -> None:
+        """Make the folders and prune those of older formats."""
+        folders = (self.artifacts, self.binaries, self.index, self.locks, self.staging)
+        if all(path.is_dir() for path in folders):
+            return
+        _prune(self.root.parent)
+        for path in folders:
+            make_dirs(path)
+        sync_dir(self.root)
+
+
+def _prune(directory: Path) -> None:
+    """Remove folders of older formats; only what looks like ours, since the user may have named any directory."""
+    if not directory.is_dir():
+        return
+    for path in directory.iterdir():
+        match = re.fullmatch(r"v(\d+)", path.name)
+        if match and int(match[1]) < FORMAT and (path / "artifacts").is_dir() and (path / "locks").is_dir():
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,100 @@
+"""Writing artifacts: a whole directory is staged and takes the old one's place in one step."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from fxc.cache import binaries as store
+from fxc.cache.artifact import MEND, Artifact, is_safe
+from fxc.cache.files import copy_file, install, io_errors, link_file, make_dirs, write_file
+from fxc.cache.layout import INDUCTOR, MANIFEST, Layout
+from fxc.cache.lock import lock, staging
+from fxc.errors import CacheMissError, DamagedError, FxcError, IncompatibleError, UsageError
+from fxc.manifest import File, Manifest, Rank, encode
+
+Files = Mapping[str, bytes | Path]
+
+
+def publish(
+    layout: Layout, manifest: Manifest, rank_dir: str, files: Files, binaries: Iterable[str], world_size: int
+) -> Artifact:
+    """Make the artifact, or add or replace a rank of one that is there; its other ranks stay.
+
+    Readers see the old state or the new one, and so does whoever comes after a crash. A reader in the middle of the old
+    one finds equal files: texts follow from the content key, and binaries come from the store.
+    """
+    rank = _rank(rank_dir, world_size)
+    place = layout.artifacts / manifest.hash
+    with staging(layout) as stage:
+        new = stage / manifest.hash
+        with io_errors("write", place):
+            make_dirs(new / rank_dir / INDUCTOR)
+            listed = _write(new / rank_dir, files) | _link(layout, new / rank_dir / INDUCTOR, binaries)
+        listed = {f"{rank_dir}/{name}": entry for name, entry in sorted(listed.items())}
+        ranks = {rank_dir: msgspec.structs.replace(rank, files=listed)}
+        with lock(layout, "artifacts"), io_errors("write", place):
+            _sweep(layout.artifacts, stage)
+            ranks |= _keep_others(place, new, rank_dir)
+            complete = msgspec.structs.replace(manifest, ranks=dict(sorted(ranks.items())))
+            write_file(new / MANIFEST, encode(complete))
+            install(new, place)
+    return Artifact(place, complete)
+
+
+def _rank(name: str, world_size: int) -> Rank:
+    match = re.fullmatch(r"rank_(\d+)_(\d+)", name)
+    if not match:
+        raise UsageError(f"rank directory {name!r}: expected rank_<r>_<d>")
+    return Rank(rank=int(match[1]), data_parallel_rank=int(match[2]), world_size=world_size, files={})
+
+
+def _write(directory: Path, files: Files) -> dict[str, File]:
+    for name, data in files.items():
+        if not is_safe(name):
+            raise UsageError(f"file name {name!r} leaves the artifact")
+        make_dirs((directory / name).parent)
+        if isinstance(data, bytes):
+            write_file(directory / name, data)
+        else:
+            copy_file(data, directory / name)
+    return {name: store.measure(directory / name) for name in files}
+
+
+def _link(layout: Layout, directory: Path, binaries: Iterable[str]) -> dict[str, File]:
+    listed: dict[str, File] = {}
+    for key in dict.fromkeys(binaries):
+        for name, expected in store.load(layout, key).files.items():
+            with suppress(FileNotFoundError):
+                link_file(layout.binaries / key / name, directory / name)
+            if not (directory / name).exists() or store.measure(directory / name) != expected:
+                raise DamagedError(f"{layout.binaries / key / name} was damaged or removed during the build", MEND)
+            listed[f"{INDUCTOR}/{name}"] = expected
+    return listed
+
+
+def _keep_others(place: Path, new: Path, rank_dir: str) -> dict[str, Rank]:
+    """Link the other ranks' files of the artifact at `place` into the new one; what is damaged stays so."""
+    try:
+        old = Artifact.open(place).manifest.ranks
+    except (CacheMissError, DamagedError, IncompatibleError):
+        return {}
+    others = {name: rank for name, rank in old.items() if name != rank_dir}
+    for name in (name for rank in others.values() for name in rank.files):
+        make_dirs((new / name).parent)
+        with suppress(FileNotFoundError):
+            link_file(place / name, new / name)
+    return others
+
+
+def _sweep(artifacts: Path, stage: Path) -> None:
+    """Remove directories that are not artifacts because their manifest is gone."""
+    for path in artifacts.iterdir():
+        if not (path / MANIFEST).exists():
+            with suppress(OSError, FxcError):
+                os.rename(path, stage / f"{path.name}.swept")

@@ -1,0 +1,55 @@
+"""`fxc build`: trace, partition, run passes, compile, prove, publish."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fxc.cli import progress, render, report
+from fxc.cli.options import (
+    CacheDir,
+    DpRank,
+    Jobs,
+    Json,
+    Level,
+    Overrides,
+    Quiet,
+    RankOption,
+    Verbose,
+    WorldSize,
+    check_rank,
+)
+
+
+def run(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.YAML", help="What to build.")],
+    overrides: Overrides = None,
+    level: Level = None,
+    jobs: Jobs = None,
+    force: Annotated[bool, typer.Option("--force", help="Rebuild what is in the cache.")] = False,
+    no_prove: Annotated[bool, typer.Option("--no-prove", help="Do not compare with eager.")] = False,
+    rank: RankOption = None,
+    world_size: WorldSize = None,
+    dp_rank: DpRank = None,
+    cache_dir: CacheDir = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compile a model; prints the hash of the artifact."""
+    check_rank(rank, world_size)
+    from fxc import pipeline
+
+    with progress.observer(quiet=quiet, verbose=verbose) as observer:
+        result = pipeline.build(
+            model, overrides=tuple(overrides or ()), level=level, jobs=jobs, force=force, prove=not no_prove,
+            rank=rank, world_size=world_size, dp_rank=dp_rank, cache_dir=cache_dir, observer=observer,
+        )  # fmt: skip
+    if not quiet:
+        report.built(result)
+    if json:
+        render.json_object(result)
+    else:
+        print(result.hash)

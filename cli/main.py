@@ -1,0 +1,153 @@
+"""The `fxc` command: the verbs, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import re
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from fxc.cli import build, doctor, inspect, ls, render, schema, verify, warm
+from fxc.errors import FxcError, UsageError
+
+INTERRUPTED = 130
+TERMINATED = 128 + signal.SIGTERM
+OUTPUT_CLOSED = 1
+
+app = typer.Typer(
+    name="fxc", add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)  # fmt: skip
+for verb in (build, inspect, warm, ls, verify, schema, doctor):
+    app.command(verb.__name__.rpartition(".")[2])(verb.run)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"fxc {importlib.metadata.version('fxc')}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _fxc(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Compiles PyTorch models for serving, ahead of time."""
+    if context.invoked_subcommand is None:
+        raise UsageError("no command given", "`fxc --help` lists them")
+
+
+class _Terminated(BaseException):
+    """SIGTERM came: unwind, so that locks, staging directories and child processes are cleaned up."""
+
+
+def main() -> NoReturn:
+    """Entry point of the process."""
+    if not sys.warnoptions and not _has_flag(sys.argv[1:], "v", "--verbose"):
+        warnings.simplefilter("ignore")  # of libraries, to their developers; ours come through the observer
+    signal.signal(signal.SIGTERM, _terminate)
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader left, as `head` does
+        _drop_stdout()
+        code = code or OUTPUT_CLOSED
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; the exit code. Everything that goes wrong is told here."""
+    try:
+        return _invoke(arguments)
+    except FxcError as error:
+        return _fail(arguments, error, error.exit_code, error.kind, error.message, error.hint)
+    except (KeyboardInterrupt, typer.Abort) as error:
+        return _fail(arguments, error, INTERRUPTED, "Interrupted", "interrupted")
+    except _Terminated as error:
+        return _fail(arguments, error, TERMINATED, "Terminated", "terminated")
+    except BrokenPipeError:
+        _drop_stdout()
+        return OUTPUT_CLOSED
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # what Typer makes of it
+            _drop_stdout()
+            return OUTPUT_CLOSED
+        return _fail(arguments, error, 1, "SystemExit", f"the model's code called sys.exit({error.code!r})")
+    except MemoryError as error:
+        return _fail(arguments, error, 1, "MemoryError", "out of memory")
+    except Exception as error:
+        message = f"unexpected {type(error).__name__}: {_first_line(error)}"
+        hint = "" if _has_flag(arguments, "v", "--verbose") else "this is a fault of fxc; -v shows where"
+        return _fail(arguments, error, 1, type(error).__name__, message, hint)
+
+
+def _invoke(arguments: Sequence[str]) -> int:
+    command = typer.main.get_command(app)
+    try:
+        result: Any = command.main(list(arguments), prog_name="fxc", standalone_mode=False)
+    except FxcError:
+        raise
+    except Exception as error:
+        # Typer's own errors: of the click package in older versions, of a private copy of it in newer ones.
+        if not hasattr(error, "format_message"):
+            raise
+        raise _usage_error(error) from None
+    if result == INTERRUPTED:  # what Typer makes of KeyboardInterrupt; verbs return nothing
+        raise KeyboardInterrupt
+    return int(result or 0)
+
+
+def _usage_error(error: Any) -> UsageError:
+    """Typer's error in our form: the message, and the nearest right spelling or where to read as the hint."""
+    message, _, near = error.format_message().partition(" Did you mean ")
+    message, _, options = message.partition(" (Possible options: ")
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "fxc"
+    hint = f"`{command} --help` shows what there is"
+    if near or options:
+        hint = f"did you mean {near or ' or '.join(options.rstrip(')').split(', ')) + '?'}"
+    message = message.rstrip(".?")
+    return UsageError(message[:1].lower() + message[1:], hint)
+
+
+def _fail(arguments: Sequence[str], error: BaseException, code: int, kind: str, message: str, hint: str = "") -> int:
+    if _has_flag(arguments, "v", "--verbose"):
+        traceback.print_exception(error, file=sys.stderr)
+    with contextlib.suppress(BrokenPipeError):
+        if _has_flag(arguments, "", "--json"):
+            render.json_object({"error": {"code": code, "kind": kind, "message": message, "hint": hint}})
+        render.error(message, hint)
+    return code
+
+
+def _has_flag(arguments: Sequence[str], short: str, long: str) -> bool:
+    """Whether a flag of every verb is given: known even where the rest of the line cannot be parsed."""
+    own = list(arguments)
+    own = own[: own.index("--")] if "--" in own else own
+    return long in own or (bool(short) and any(re.fullmatch(rf"-[qv]*{short}[qv]*", word) for word in own))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or "no message").splitlines()[0]
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise _Terminated
+
+
+def _drop_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush is quiet."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,154 @@
+"""Artifacts and results in words and tables."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from fxc.cache import Artifact
+from fxc.cache.store import Summary
+from fxc.cli import render
+from fxc.manifest import Manifest, Tensor
+from fxc.warm import WarmResult, sizes
+
+if TYPE_CHECKING:
+    from fxc.pipeline import BuildResult
+
+
+def built(result: BuildResult) -> None:
+    """One line about a build."""
+    took = render.duration(result.seconds["total"])
+    pieces = f"{render.count(result.pieces, 'piece')}, {result.unique_pieces} unique"
+    if result.hit:
+        render.line(f"in the cache: {pieces} ({took})")
+    else:
+        compiled, reused = result.binaries["compiled"], result.binaries["reused"]
+        render.line(f"built: {pieces}; {render.count(compiled, 'binary')} compiled, {reused} reused ({took})")
+
+
+def warmed(result: WarmResult) -> None:
+    """One line about a warm-up."""
+    render.line(f"ready: {render.phases(result.seconds)}")
+
+
+def listed(entry: Summary) -> dict[str, Any]:
+    """One artifact of `ls --json`; model, sizes and device are null where manifest.json is damaged."""
+    manifest: Manifest | None = entry.manifest
+    return {
+        "hash": entry.hash,
+        "model": manifest.model if manifest else None,
+        "sizes": sizes(manifest) if manifest else None,
+        "device": manifest.target.device if manifest else None,
+        "bytes": entry.bytes,
+        "created": entry.created,
+        "last_used": entry.last_used,
+    }
+
+
+def listing(entries: list[Summary]) -> None:
+    """The table of `ls`."""
+    now = time.time()
+    rows = [
+        (
+            entry.hash,
+            entry.manifest.model if entry.manifest else "damaged",
+            render.shown_sizes(entry.manifest) if entry.manifest else "",
+            entry.manifest.target.device if entry.manifest else "",
+            render.size_bytes(entry.bytes),
+            render.ago(now - entry.created),
+            render.ago(now - entry.last_used),
+        )
+        for entry in entries
+    ]
+    header = ("hash", "model", "sizes", "device", "bytes", "age", "last use")
+    render.table("", header, rows, numbers=("bytes", "age", "last use"))
+
+
+def show(artifact: Artifact, *, verbose: bool) -> None:
+    """`inspect` for people. Long lists are shortened unless `verbose`."""
+    manifest = artifact.manifest
+    render.table("", ("", ""), _facts(artifact))
+    _layouts(manifest, verbose)
+    _programs(manifest)
+    passes = [(entry.name, str(entry.matches)) for entry in manifest.passes]
+    render.table("passes" if passes else "no passes", ("name", "matches"), passes, ("matches",))
+    _binaries(manifest)
+    factors = [(factor.name, factor.value if verbose else _short(factor.value)) for factor in manifest.factors]
+    render.table("key", ("factor", "value"), factors)
+    _proof(manifest, verbose)
+
+
+def _facts(artifact: Artifact) -> list[tuple[str, str]]:
+    manifest = artifact.manifest
+    target = manifest.target
+    calls = {piece for step in manifest.pieces.values() for piece in step if piece.kind == "compiled"}
+    steps = [sum(piece.kind == "compiled" for piece in step) for step in manifest.pieces.values()]
+    machine = [target.device, target.arch, f"torch {target.torch}"]
+    if target.compute_capability:
+        machine.append("compute capability {}.{}".format(*target.compute_capability))
+        machine += [f"CUDA {target.cuda}", f"triton {target.triton}"]
+    facts = [
+        ("hash", manifest.hash),
+        ("path", str(artifact.path)),
+        ("model", manifest.model),
+        ("dims", ", ".join(f"{name} {dim.min}..{dim.max}" for name, dim in manifest.spec.dims.items())),
+        ("sizes", render.shown_sizes(manifest)),
+        ("pieces", f"{max(steps, default=0)}, {len({piece.unique for piece in calls})} unique"),
+        ("outputs", manifest.outputs),
+        ("machine", ", ".join(machine)),
+        ("features", " ".join(target.cpu_features)),
+        ("compiler", target.compiler),
+        ("fxc", manifest.fxc),
+        ("created", manifest.created),
+        ("ranks", " ".join(sorted(manifest.ranks))),
+        ("custom ops", ", ".join(f"{op.name} ({op.module})" for op in manifest.custom_ops)),
+        ("sources", ", ".join(source.file for source in manifest.sources)),
+        ("seconds", render.phases(manifest.seconds)),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _layouts(manifest: Manifest, verbose: bool) -> None:
+    inputs = [(entry.name, _layout(entry), "written" if entry.mutated else "") for entry in manifest.inputs]
+    render.table("inputs", ("name", "layout", ""), inputs)
+    weights = [(weight.name, _layout(weight), " ".join(weight.aliases)) for weight in manifest.weights]
+    limit = len(weights) if verbose else 8
+    more = f", the first {limit}" if len(weights) > limit else ""
+    render.table(f"{render.count(len(weights), 'weight')}{more}", ("name", "layout", "also"), weights[:limit])
+
+
+def _programs(manifest: Manifest) -> None:
+    rows = [(p.range.label, p.step, render.count(len(p.binaries), "piece")) for p in manifest.programs]
+    render.table("programs", ("serves", "step", "compiled"), rows)
+
+
+def _binaries(manifest: Manifest) -> None:
+    rows = [
+        (key[:12], binary.piece[:12], binary.range, render.size_bytes(binary.bytes), render.duration(binary.seconds))
+        for key, binary in manifest.binaries.items()
+    ]
+    total = render.size_bytes(sum(binary.bytes for binary in manifest.binaries.values()))
+    title = f"{render.count(len(rows), 'binary')}, {total}"
+    render.table(title, ("key", "piece", "range", "bytes", "compiled in"), rows, ("bytes", "compiled in"))
+
+
+def _proof(manifest: Manifest, verbose: bool) -> None:
+    if not manifest.proof:
+        render.line("\nproof: none")
+        return
+    if verbose:
+        rows = [(p.piece[:12], p.shape, f"{p.max_rel_err:.2e}", f"{p.tolerance:.0e}") for p in manifest.proof]
+        render.table("proof", ("piece", "shape", "error", "accepted"), rows, ("error", "accepted"))
+        return
+    worst = max(manifest.proof, key=lambda proof: proof.max_rel_err)
+    checks = render.count(len(manifest.proof), "check")
+    render.line(f"\nproof: {checks} against eager, largest relative error {worst.max_rel_err:.2e} ({worst.shape})")
+
+
+def _layout(tensor: Tensor) -> str:
+    return f"{tensor.dtype}[{', '.join(str(part) for part in tensor.shape)}]"
+
+
+def _short(text: str) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= 80 else flat[:77] + "..."

@@ -1,0 +1,45 @@
+"""`fxc verify`: the digests of every file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fxc.cache import Cache
+from fxc.cli import render
+from fxc.cli.options import CacheDir, Json, Quiet, Verbose
+from fxc.cli.refs import open_artifact
+from fxc.errors import DamagedError
+
+
+def run(
+    ref: Annotated[
+        str | None, typer.Argument(metavar="[HASH]", help="A hash or an artifact's path; default: all.")
+    ] = None,
+    cache_dir: CacheDir = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Check the digests of every file of one artifact, or of all."""
+    cache = Cache.open(cache_dir)
+    checked: list[dict[str, str | int]] = []
+    damaged: list[DamagedError] = []
+    for name in [ref] if ref else [entry.hash for entry in cache.list()]:
+        try:
+            artifact = open_artifact(cache, name)
+            files = artifact.verify()
+        except DamagedError as error:
+            damaged.append(error)
+            continue
+        checked.append({"hash": artifact.manifest.hash, "path": str(artifact.path), "files": files})
+        if not quiet:
+            render.line(f"{artifact.manifest.hash}  ok  {render.count(files, 'file')}")
+    if damaged:
+        first, more = damaged[0], len(damaged) - 1
+        raise DamagedError(first.message + (f" (and {more} more damaged)" if more else ""), first.hint)
+    if not checked and not quiet:
+        render.line(f"no artifacts in {cache.root}")
+    if json:
+        render.json_object({"artifacts": checked})

@@ -1,0 +1,54 @@
+"""`fxc warm`: make this machine ready, and prove it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fxc.cli import progress, render, report
+from fxc.cli.options import (
+    CacheDir,
+    DpRank,
+    Jobs,
+    Json,
+    Level,
+    Overrides,
+    Quiet,
+    RankOption,
+    Verbose,
+    WorldSize,
+    check_rank,
+)
+
+
+def run(
+    ref: Annotated[str, typer.Argument(metavar="MODEL.YAML|HASH", help="A model.yaml, a hash, or an artifact's path.")],
+    overrides: Overrides = None,
+    level: Level = None,
+    jobs: Jobs = None,
+    require_hit: Annotated[bool, typer.Option("--require-hit", help="Exit 3 instead of building on a miss.")] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Stop after loading.")] = False,
+    rank: RankOption = None,
+    world_size: WorldSize = None,
+    dp_rank: DpRank = None,
+    cache_dir: CacheDir = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Look up (or build), check, load and run one step per size; prints the hash."""
+    check_rank(rank, world_size)
+    from fxc.warm import warm
+
+    with progress.observer(quiet=quiet, verbose=verbose) as observer:
+        result = warm(
+            ref, overrides=tuple(overrides or ()), level=level, jobs=jobs, require_hit=require_hit, run=not no_run,
+            rank=rank, world_size=world_size, dp_rank=dp_rank, cache_dir=cache_dir, observer=observer,
+        )  # fmt: skip
+    if not quiet:
+        report.warmed(result)
+    if json:
+        render.json_object(result)
+    else:
+        print(result.hash)

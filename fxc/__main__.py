@@ -1,0 +1,5 @@
+"""`python -m fxc`."""
+
+from fxc.cli.main import main
+
+main()

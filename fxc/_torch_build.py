@@ -1,0 +1,113 @@
+"""Every private name of torch that building uses, and nothing else. Checked with 2.11, 2.13 and 2.14."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils import _pytree
+from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.value_ranges import ValueRanges
+
+SymInt = torch.SymInt
+
+
+def fake_mode() -> FakeTensorMode:
+    """A mode whose tensors have shape, dtype and device but no memory."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def unflatten(values: list[Any], spec: Any) -> Any:
+    """Put `values` back into the structure that torch.export recorded."""
+    return _pytree.tree_unflatten(values, spec)
+
+
+def expression(size: Any) -> sympy.Expr | None:
+    """The sympy expression of a symbolic integer, None for a plain one."""
+    return size.node.expr if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)) else None
+
+
+def render(expr: sympy.Expr, names: Mapping[str, str]) -> str:
+    """A size as Python source with dimension names for symbols."""
+    renamed = expr.xreplace({s: sympy.Symbol(names[s.name], integer=True, positive=True) for s in expr.free_symbols if s.name in names})
+    return str(PythonPrinter().doprint(renamed))
+
+
+def guards(graph: fx.Graph) -> Iterator[tuple[sympy.Expr, str]]:
+    """Conditions that tracing took for granted, with the place in the model's source where known."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder" and isinstance(value, torch.Tensor):
+            shape_env = value.fake_mode.shape_env  # type: ignore[attr-defined]
+            if shape_env is None:
+                continue
+            for guard in shape_env.guards:
+                place = getattr(guard.sloc, "maybe_user_loc", None)
+                yield guard.expr, str(place or "")
+            return
+
+
+# --- compiling ------------------------------------------------------------------------------------------------
+
+
+class Symbols:
+    """Fake tensors whose sizes are named dimensions, each a range with a hint or one value."""
+
+    def __init__(self, dims: Mapping[str, tuple[int, int, int]]) -> None:
+        """`dims`: name -> (lowest, highest, hint)."""
+        from torch._dynamo.source import ConstantSource
+
+        self.shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
+        self.mode = FakeTensorMode(shape_env=self.shape_env)
+        self.values: dict[str, Any] = {}
+        for name, (low, high, hint) in dims.items():
+            if low == high:
+                self.values[name] = low
+                continue
+            source = ConstantSource(name)
+            symbol = self.shape_env.create_symbol(
+                hint, source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None, do_not_specialize_zero_one=True
+            )
+            self.shape_env.var_to_range[symbol] = ValueRanges(low, high)
+            self.values[name] = self.shape_env.create_symintnode(symbol, hint=hint, source=source)
+
+    def tensor(self, shape: list[Any], stride: list[Any] | None, dtype: torch.dtype, device: str) -> torch.Tensor:
+        with self.mode:
+            if stride is None:
+                return torch.empty(shape, dtype=dtype, device=device)
+            return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+    def assumptions(self) -> list[str]:
+        """What the compiler took for granted about the dimensions, as text."""
+        return [str(guard.expr) for guard in self.shape_env.guards]
+
+
+def compile_graph(
+    module: fx.GraphModule, inputs: tuple[torch.Tensor, ...], options: Mapping[str, Any], *, scratch: Path, fast: bool
+) -> Path:
+    """Compile with AOTInductor, weights being inputs.
+
+    Returns:
+        Path of the shared library; a custom op called from inside leaves `<stem>.json` beside it.
+    """
+    import torch._inductor
+
+    return Path(torch._inductor.aot_compile(module, inputs, options={**options}))
+
+
+def preload() -> None:
+    """Import what compiling needs, before processes are forked."""
+    import torch._dynamo.source
+    import torch._inductor.compile_fx
+    import torch._inductor.codegen.cpp_wrapper_cpu
+    import torch._inductor.graph  # noqa: F401
+
+
+def integer(value: int) -> sympy.Integer:
+    return sympy.Integer(value)

@@ -1,0 +1,186 @@
+"""The child side of compiling: one process imports the compiler once, then forks a process for every job.
+
+A job that crashes, hangs on to memory or changes the compiler's state harms no other. Requests and replies are JSON
+lines on stdin and stdout; when stdin ends (the build is done, or was killed) every job is ended too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+class CompileJob(msgspec.Struct, frozen=True, tag="compile"):
+    """Compile a piece for a range or size."""
+
+    id: int
+    text: str
+    """`Piece.text`."""
+    dims: dict[str, tuple[int, int, int]]
+    """Dimension -> lowest, highest, hint."""
+    device: str
+    options: dict[str, Any]
+    """Inductor's configuration."""
+    imports: tuple[str, ...]
+    """Files and dotted modules that register custom ops."""
+    directory: str
+    """Where the library and everything temporary goes."""
+    scratch: str
+    """Lasting directory for the compiler's own caches."""
+    fast: bool
+    """Whether to make precompiled headers where there are none: worth it for more than a few binaries."""
+
+
+class CheckJob(msgspec.Struct, frozen=True, tag="check"):
+    """Load a compiled piece and run it against eager."""
+
+    id: int
+    text: str
+    device: str
+    imports: tuple[str, ...]
+    library: str
+    points: tuple[dict[str, int], ...]
+    """Sizes to run at; none only loads."""
+    values: tuple[tuple[float, float] | None, ...]
+    """Per input, the half-open range of made-up integers."""
+    directory: str
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """How a job ended."""
+
+    id: int
+    seconds: float
+    result: dict[str, Any] | None = None
+    error: str = ""
+    """The last line of what went wrong, empty when nothing did."""
+    detail: str = ""
+    """All of it: traceback and what the compiler printed."""
+
+
+Job = CompileJob | CheckJob
+
+
+def run_job(job: Job) -> dict[str, Any]:
+    """Do one job, in a process of its own."""
+    from fxc import piece_jobs
+
+    return piece_jobs.compile_piece(job) if isinstance(job, CompileJob) else piece_jobs.check_piece(job)
+
+
+class _Child:
+    """A running job."""
+
+    def __init__(self, job: Job, pid: int, pipe: int) -> None:
+        self.job = job
+        self.pid = pid
+        self.pipe = pipe
+        self.data = b""
+        self.start = time.perf_counter()
+
+    @property
+    def log(self) -> Path:
+        return Path(self.job.directory) / f"{type(self.job).__name__}.log"
+
+    def reply(self) -> Reply:
+        _, status = os.waitpid(self.pid, 0)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # compilers it may have left
+        seconds = time.perf_counter() - self.start
+        with contextlib.suppress(msgspec.DecodeError):
+            return msgspec.structs.replace(msgspec.json.decode(self.data, type=Reply), seconds=seconds)
+        log = self.log.read_text(errors="replace") if self.log.exists() else ""
+        number = os.waitstatus_to_exitcode(status)
+        how = f"killed by {signal.Signals(-number).name}" if number < 0 else f"exit code {number}"
+        return Reply(self.job.id, seconds, error=f"the process crashed ({how})", detail=log)
+
+
+def _fork(job: Job) -> _Child:
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(write)
+        return _Child(job, pid, read)
+    try:
+        os.setpgid(0, 0)
+        os.close(read)
+        child = _Child(job, 0, write)
+        log = os.open(child.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        for stream in (1, 2):
+            os.dup2(log, stream)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        try:
+            reply = Reply(job.id, 0.0, result=run_job(job))
+        except BaseException as error:
+            text = traceback.format_exc()
+            sys.stdout.flush()
+            detail = text + child.log.read_text(errors="replace")
+            reply = Reply(job.id, 0.0, error=_message(error), detail=detail)
+        with os.fdopen(write, "wb") as pipe:
+            pipe.write(msgspec.json.encode(reply))
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(0)  # no atexit handlers, no destructors of what was loaded
+
+
+def _message(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    marked = [line for line in lines if "error" in line.lower()]
+    return f"{type(error).__name__}: {(marked or lines or [''])[0]}"
+
+
+def serve() -> None:
+    """Fork a process for each request until stdin ends."""
+    replies = os.dup(1)
+    os.dup2(2, 1)  # nothing that is imported may print into the replies
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the build decides; it closes stdin
+    selector = selectors.DefaultSelector()
+    selector.register(0, selectors.EVENT_READ)
+    from fxc import _torch_build
+
+    _torch_build.preload()
+    children: dict[int, _Child] = {}
+    buffer = b""
+    try:
+        while True:
+            for event, _ in selector.select():
+                if event.fd == 0:
+                    data = os.read(0, 1 << 20)
+                    if not data:
+                        return
+                    *lines, buffer = (buffer + data).split(b"\n")
+                    for line in lines:
+                        child = _fork(msgspec.json.decode(line, type=Job))
+                        children[child.pipe] = child
+                        selector.register(child.pipe, selectors.EVENT_READ)
+                    continue
+                child = children[event.fd]
+                data = os.read(event.fd, 1 << 20)
+                child.data += data
+                if not data:
+                    selector.unregister(event.fd)
+                    os.close(event.fd)
+                    del children[event.fd]
+                    os.write(replies, msgspec.json.encode(child.reply()) + b"\n")
+    finally:
+        for child in children.values():
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    kill(child.pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    serve()

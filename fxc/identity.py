@@ -1,0 +1,138 @@
+"""The two keys of a build, and the source files behind them. Imports no torch.
+
+The direct key stands for a spec on a machine; with the digests of the source files that the last trace read, it finds an
+artifact without tracing. The content key names the artifact: it digests what was traced and what it is compiled for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+
+from fxc import machine
+from fxc.cache import Cache, key
+from fxc.errors import FxcError
+from fxc.manifest import Factor, Source
+from fxc.spec import Spec
+from fxc.target import Target
+
+MODULE = "module:"
+
+
+class Ranks(msgspec.Struct, frozen=True):
+    """Position of this process in a distributed job."""
+
+    rank: int = 0
+    world_size: int = 1
+    data_parallel_rank: int = 0
+
+    @property
+    def directory(self) -> str:
+        return f"rank_{self.rank}_{self.data_parallel_rank}"
+
+
+def ranks(rank: int | None, world_size: int | None, dp_rank: int | None) -> Ranks:
+    """From arguments, else from RANK and WORLD_SIZE in the environment, else one process."""
+    found = rank if rank is not None else _number("RANK", 0)
+    size = world_size if world_size is not None else _number("WORLD_SIZE", max(1, found + 1))
+    return Ranks(found, size, dp_rank or 0)
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else default
+
+
+def direct_key(spec: Spec, target: Target, place: Ranks) -> str:
+    """Digest of what a user can change without touching a source file. CUDA graph settings are left out: they
+    compile nothing."""
+    plain = msgspec.structs.replace(spec, cudagraph=type(spec.cudagraph)())
+    return key.combine(
+        [
+            ("fxc", fxc_version()),
+            ("spec", msgspec.json.encode(plain, order="deterministic").decode()),
+            ("target", msgspec.json.encode(target).decode()),
+            ("python", platform.python_version()),
+            ("transformers", _installed("transformers")),
+            ("ranks", msgspec.json.encode(place).decode()),
+        ]
+    )
+
+
+def content_key(factors: Sequence[Factor]) -> str:
+    """The artifact's name."""
+    return key.combine([(factor.name, factor.value) for factor in factors])
+
+
+def find(spec: Spec, directory: Path, place: Ranks, cache: Cache) -> str | None:
+    """The artifact for a spec whose sources are as they were when it was traced; None when it has to be traced."""
+    target = machine.probe(spec.device)
+    return cache.lookup(direct_key(spec, target, place), lambda source: digest_of(source, directory))
+
+
+def sources(files: Iterable[Path], directory: Path) -> tuple[Source, ...]:
+    """Records of source files: relative to model.yaml's directory, or as modules where they are installed packages."""
+    names: dict[Path, str] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and "site-packages" in file:
+            names.setdefault(Path(file), MODULE + name)
+    found = {}
+    for file in files:
+        name = names.get(file) or os.path.relpath(file, directory)
+        digest = digest_of(Source(file=name, digest=""), directory)
+        if digest is not None:
+            found[name] = Source(file=name, digest=digest)
+    return tuple(found[name] for name in sorted(found))
+
+
+def digest_of(source: Source, directory: Path) -> str | None:
+    """The digest of a source file as it is now; None where there is no such file."""
+    path = _module_file(source.file.removeprefix(MODULE)) if source.file.startswith(MODULE) else directory / source.file
+    try:
+        return key.digest(path.read_bytes()) if path else None
+    except OSError:
+        return None
+
+
+def _module_file(name: str) -> Path | None:
+    """Where a module lies, found without importing its parents."""
+    top, _, rest = name.partition(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or spec.origin is None:
+        return None
+    if not rest:
+        return Path(spec.origin)
+    base = Path(spec.origin).parent.joinpath(*rest.split("."))
+    return base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+
+
+def fxc_version() -> str:
+    return _installed("fxc")
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def intact(cache: Cache, hash: str, place: Ranks) -> bool:
+    """Whether the artifact is there with this rank, all files as they were written."""
+    try:
+        artifact = cache.artifact(hash)
+        artifact.verify(artifact.rank_dir(place.rank, place.data_parallel_rank))
+    except FxcError:
+        return False
+    return True

@@ -1,0 +1,276 @@
+"""A unique piece and a range to a binary: what the key holds, what the compiler is told, and the jobs that do it."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fxc._worker import CheckJob, CompileJob, Reply
+from fxc.cache import Cache, key
+from fxc.errors import CompileError, ProofError
+from fxc.manifest import Binary, Proof
+from fxc.partition import Piece
+from fxc.pool import Pool
+from fxc.progress import Observer
+from fxc.shapes import Range, edge_points
+from fxc.target import Target
+
+VERSION = "1"
+"""Changes whenever the same piece would be compiled to something else by this code."""
+
+WORTH_HEADERS = 3
+"""Binaries from which on making precompiled headers saves more than it takes."""
+
+_HINTS = (1021, 509, 251, 127, 61, 31, 17, 13, 11, 7, 5, 3)
+"""Primes: an example size that no width of a model is a multiple of."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A piece at a range or size: what one binary is made of."""
+
+    piece: Piece
+    range: Range
+    """Of the dimensions that the piece mentions."""
+    options: tuple[tuple[str, Any], ...]
+    target: Target
+    label: str
+    """For people: `piece_1 num_tokens=8`."""
+
+    @property
+    def key(self) -> str:
+        """Digest of everything that decides what the binary computes and how fast."""
+        return key.combine(
+            [
+                ("lower", VERSION),
+                ("piece", self.piece.text),
+                ("range", self.range.label),
+                ("hints", repr(sorted(self.dims().items()))),
+                ("options", repr(sorted(self.options))),
+                ("target", msgspec.json.encode(self.target).decode()),
+            ]
+        )
+
+    def dims(self) -> dict[str, tuple[int, int, int]]:
+        """Per dimension: lowest, highest, hint."""
+        return {name: (low, high, hint(low, high)) for name, low, high in self.range.bounds}
+
+    def points(self) -> tuple[dict[str, int], ...]:
+        """Where the binary is compared with eager."""
+        return edge_points(self.range)
+
+
+def hint(low: int, high: int) -> int:
+    """The example size the compiler tunes for: a prime of the range's upper part, 1021 at most."""
+    return next((prime for prime in _HINTS if low < prime < high), high)
+
+
+def unit(piece: Piece, box: Range, level: int, target: Target, name: str) -> Unit:
+    """The unit for a piece in a program for `box`."""
+    own = Range(tuple(bound for bound in box.bounds if bound[0] in piece.dims))
+    return Unit(piece, own, tuple(sorted(options(level, box.is_size, target).items())), target, f"{name} {own.label}")
+
+
+def options(level: int, is_size: bool, target: Target) -> dict[str, Any]:
+    """Inductor's configuration; every entry is part of the key."""
+    chosen: dict[str, Any] = {
+        "aot_inductor.package": False,
+        "aot_inductor.precompile_headers": False,  # ours, in _torch_build, cost less
+        "compile_threads": 1,  # each job is a process already
+        "cpp.vec_isa_ok": True,  # else each extension is test-compiled, up to a minute; a binary is loaded and run anyway
+        "cpp.dynamic_threads": True,  # else the builder's number of cores is written into the binary
+        "fallback_random": True,  # the same random numbers as eager
+    }
+    if target.device == "cuda":
+        chosen |= {"aot_inductor.embed_kernel_binary": True}
+    if level >= 3 and is_size:
+        chosen |= {"max_autotune": True, "coordinate_descent_tuning": True}
+    return chosen
+
+
+@dataclass
+class Lowered:
+    """What became of all units."""
+
+    binaries: dict[str, Binary] = field(default_factory=dict)
+    compiled: int = 0
+    reused: int = 0
+    prove_seconds: float = 0.0
+
+
+@dataclass
+class _Running:
+    """A unit being compiled, then checked, and the lock on it."""
+
+    unit: Unit
+    directory: Path
+    lock: ExitStack
+    compile_seconds: float = 0.0
+    compiled: dict[str, Any] = field(default_factory=dict)
+
+
+class Lowering:
+    """Compiles and checks units, those that are in the cache excepted."""
+
+    def __init__(
+        self, cache: Cache, pool: Pool, observer: Observer, *, imports: Sequence[str], prove: bool, force: bool
+    ) -> None:
+        """
+        Args:
+            imports: files and modules that register custom ops.
+            prove: whether to compare binaries with eager; each is loaded once in any case.
+            force: whether to compile what is in the cache already.
+        """
+        self.cache = cache
+        self.pool = pool
+        self.observer = observer
+        self.imports = tuple(imports)
+        self.prove = prove
+        self.force = force
+        self.done = Lowered()
+        self._ids = itertools.count()
+
+    def run(self, units: Iterable[Unit]) -> Lowered:
+        """Make every binary.
+
+        Raises:
+            CompileError: names the piece and the shape, with the compiler's own message.
+            ProofError: a binary does not equal eager.
+        """
+        wanted = {unit.key: unit for unit in units}
+        waiting = [unit for unit in wanted.values() if not self._take(unit)]
+        self.done.reused = len(wanted) - len(waiting)
+        self.observer.binaries(len(wanted), self.done.reused)
+        running: dict[int, _Running] = {}
+        with self.cache.staging() as stage:
+            try:
+                self._work(waiting, running, stage)
+            finally:
+                for entry in running.values():
+                    entry.lock.close()
+        return self.done
+
+    def _take(self, unit: Unit) -> bool:
+        """Use what the cache has."""
+        found = None if self.force else self.cache.binary(unit.key)
+        if found is not None and (found.proof or not self.prove or unit.piece.random):
+            self.done.binaries[unit.key] = found
+            return True
+        return False
+
+    def _work(self, waiting: list[Unit], running: dict[int, _Running], stage: Path) -> None:
+        """Keep the pool busy; a unit that another build is compiling is left to that one."""
+        fast = len(waiting) >= WORTH_HEADERS
+        while waiting or running:
+            for unit in list(waiting):
+                if len(running) >= self.pool.jobs:
+                    break
+                lock = ExitStack()
+                if not lock.enter_context(self.cache.try_lock(unit.key)):
+                    continue
+                waiting.remove(unit)
+                if self._take(unit):  # another build has made it meanwhile
+                    self.done.reused += 1
+                    lock.close()
+                    continue
+                number = next(self._ids)
+                running[number] = _Running(unit, stage / str(number), lock)
+                self._start(number, running[number], fast)
+            if running:
+                self._advance(running, self.pool.receive())
+            elif waiting:
+                with self.cache.lock(waiting[0].key):
+                    pass  # wait for the other build, then look again
+
+    def _start(self, number: int, entry: _Running, fast: bool) -> None:
+        unit = entry.unit
+        entry.directory.mkdir()
+        self.observer.compiling(unit.label)
+        found = None if self.force else self.cache.binary(unit.key)
+        if found is not None:  # compiled without proof, which is wanted now
+            entry.compiled = {"library": str(self._files(unit)[f"{unit.key}.so"]), "record": found}
+            self._check(number, entry)
+            return
+        job = CompileJob(
+            id=number, text=unit.piece.text, dims=unit.dims(), device=unit.target.device, options=dict(unit.options),
+            imports=self.imports, directory=str(entry.directory), scratch=str(self.cache.scratch("compiler")), fast=fast,
+        )  # fmt: skip
+        self.pool.send(job)
+
+    def _check(self, number: int, entry: _Running) -> None:
+        unit = entry.unit
+        job = CheckJob(
+            id=number, text=unit.piece.text, device=unit.target.device, imports=self.imports,
+            library=entry.compiled["library"], points=unit.points() if self.prove else (), values=unit.piece.values,
+            directory=str(entry.directory),
+        )  # fmt: skip
+        self.pool.send(job)
+
+    def _advance(self, running: dict[int, _Running], reply: Reply) -> None:
+        """A job ended: go on to the check, or store the binary."""
+        entry = running[reply.id]
+        unit = entry.unit
+        if reply.result is None:
+            raise _failure(unit, reply, checking=bool(entry.compiled))
+        if not entry.compiled:
+            entry.compiled = reply.result
+            entry.compile_seconds = reply.seconds
+            self._check(reply.id, entry)
+            return
+        del running[reply.id]
+        with entry.lock:
+            self.done.prove_seconds += reply.seconds
+            proof = [Proof(piece=unit.piece.unique, **point) for point in reply.result["proof"]]
+            self._store(entry, tuple(proof))
+        self.observer.compiled(unit.label, entry.compile_seconds)
+
+    def _store(self, entry: _Running, proof: tuple[Proof, ...]) -> None:
+        unit = entry.unit
+        record = entry.compiled.get("record")
+        if record is None:
+            library = Path(entry.compiled["library"])
+            files = {f"{unit.key}.so": library}
+            if entry.compiled["calls"]:
+                files[f"{unit.key}.json"] = Path(entry.compiled["calls"])
+            record = Binary(
+                piece=unit.piece.unique, range=unit.range.label, bytes=library.stat().st_size,
+                sha256=key.sha256_file(library), seconds=entry.compile_seconds, proof=proof,
+                assumptions=tuple(entry.compiled["assumptions"]),
+            )  # fmt: skip
+            self.done.compiled += 1
+        else:
+            files = self._files(unit)
+            record = msgspec.structs.replace(record, proof=proof)
+            self.done.reused += 1
+        self.cache.store_binary(unit.key, files, record, force=True)
+        self.done.binaries[unit.key] = record
+        shutil.rmtree(entry.directory, ignore_errors=True)
+
+    def _files(self, unit: Unit) -> dict[str, Path]:
+        return {path.name: path for path in self.cache.binary_files(unit.key)}
+
+
+def _failure(unit: Unit, reply: Reply, checking: bool) -> CompileError | ProofError:
+    """The error for a job that failed; its `detail` is what `-v` shows."""
+    error: CompileError | ProofError
+    if not checking:
+        error = CompileError(f"{unit.label} does not compile: {reply.error}", "`-v` shows all that the compiler printed")
+    elif reply.error.startswith("ProofError: "):
+        error = ProofError(
+            f"{unit.label} does not equal eager: {reply.error.removeprefix('ProofError: ')}",
+            "the compiler miscompiles this piece: cut it at an op with partition.splitting_ops, or build with -O0",
+        )
+    else:
+        error = CompileError(
+            f"the binary of {unit.label} does not run: {reply.error}",
+            "a host compiler that links libstdc++ statically makes such binaries: try CXX=g++",
+        )
+    error.add_note(f"piece:\n{unit.piece.text}\n{reply.detail}")
+    return error

@@ -1,0 +1,210 @@
+"""Facts of this machine, and whether what was built for another one runs here.
+
+Probing for a CPU imports no torch; `fits` is a pure function of two records.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import msgspec
+
+from fxc.errors import IncompatibleError
+from fxc.target import Target
+
+_ARCHS = {"amd64": "x86_64", "arm64": "aarch64"}
+_X86 = re.compile(r"ssse3|sse4_[12]|avx\w*|fma|f16c|bmi[12]|abm|popcnt|movbe|adx|gfni|amx_\w+")
+_ARM = re.compile(r"asimd\w*|fphp|sve\w*|bf16|i8mm|fcma|atomics|sme\w*")
+_PROPERTIES = (
+    "name",
+    "multi_processor_count",
+    "warp_size",
+    "regs_per_multiprocessor",
+    "max_threads_per_multi_processor",
+    "max_threads_per_block",
+    "shared_memory_per_block",
+    "shared_memory_per_block_optin",
+    "shared_memory_per_multiprocessor",
+    "L2_cache_size",
+)
+"""What Inductor and Triton read. Not the total memory: it differs between equal GPUs."""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Whether one fact of this machine allows what was built."""
+
+    name: str
+    accepted: bool
+    built: str
+    here: str
+    reason: str = ""
+    """Why it is rejected."""
+
+
+def probe(device: str, *, compiler: bool = True) -> Target:
+    """The target that is this machine with `device`: `cpu`, `cuda`, `cuda:1`.
+
+    Args:
+        device: what programs run on.
+        compiler: whether to ask the host compiler for its version; a loader has no use for it, and may have none.
+
+    Raises:
+        IncompatibleError: there is no such device.
+    """
+    kind, _, index = device.partition(":")
+    version, cuda = torch_version()
+    host = compiler_version() if compiler else ""
+    if kind == "cpu":
+        return Target(device=kind, arch=_arch(), cpu_features=_features(), torch=version, compiler=host)
+    if kind != "cuda":
+        raise IncompatibleError(f"device {device!r}: expected cpu or cuda")
+    capability, properties = _gpu(int(index) if index.isdigit() else None)
+    return Target(
+        device=kind,
+        arch=_arch(),
+        cpu_features=(),
+        torch=version,
+        triton=_version("triton"),
+        cuda=cuda,
+        compute_capability=capability,
+        properties=properties,
+        compiler=host,
+    )
+
+
+def fits(target: Target, here: Target) -> list[Verdict]:
+    """Whether a binary for `target` runs on the machine `here`, fact by fact."""
+    verdicts = [
+        _equal("device", target.device, here.device),
+        _equal("arch", target.arch, here.arch),
+        _torch(target.torch, here.torch),
+    ]
+    if target.device == here.device == "cpu":
+        verdicts.append(_cpu(target.cpu_features, here.cpu_features))
+    elif target.device == here.device:
+        built, found = _dotted(target.compute_capability), _dotted(here.compute_capability)
+        verdicts.append(_equal("compute_capability", built, found))
+        same = target.cuda.split(".")[0] == here.cuda.split(".")[0]
+        verdicts.append(Verdict("cuda", same, target.cuda, here.cuda, "" if same else "another major version"))
+    return verdicts
+
+
+def require_fit(target: Target, here: Target) -> None:
+    """Refuse what does not fit.
+
+    Raises:
+        IncompatibleError: names every rejected fact with both values.
+    """
+    rejected = [verdict for verdict in fits(target, here) if not verdict.accepted]
+    if rejected:
+        facts = "; ".join(f"{v.name}: built for {v.built}, here {v.here} ({v.reason})" for v in rejected)
+        raise IncompatibleError(f"the artifact does not fit this machine: {facts}", "build it for this machine")
+
+
+def torch_version() -> tuple[str, str]:
+    """torch's version with its build, and the CUDA version it was built for; torch is not imported.
+
+    Read from torch/version.py: the metadata of a package from PyPI leaves the build out.
+
+    Raises:
+        IncompatibleError: torch is not installed.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise IncompatibleError("torch is not installed", "pip install torch")
+    return parse_torch_version((Path(spec.origin).parent / "version.py").read_text(encoding="utf-8"))
+
+
+def parse_torch_version(text: str) -> tuple[str, str]:
+    """torch's version and CUDA's from the text of torch/version.py."""
+    version = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
+    cuda = re.search(r"^cuda(?:: [^=]+)? = '([^']+)'", text, re.MULTILINE)
+    return version[1] if version else _version("torch"), cuda[1] if cuda else ""
+
+
+@functools.cache
+def compiler_version() -> str:
+    """`g++ 12.2.0`: name and version of $CXX or g++; empty where there is none."""
+    command = shlex.split(os.environ.get("CXX") or "g++")
+    try:
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return parse_compiler(done.stdout)
+
+
+def parse_compiler(text: str) -> str:
+    """`g++ 12.2.0` from what `g++ --version` prints."""
+    line = text.partition("\n")[0]
+    name = "clang" if "clang" in line else line.partition(" ")[0].rsplit("/")[-1]
+    versions = re.findall(r"\d+\.\d+(?:\.\d+)?", re.sub(r"\([^)]*\)", "", line))
+    return f"{name} {versions[0]}" if versions else name
+
+
+def parse_features(cpuinfo: str, arch: str) -> tuple[str, ...]:
+    """Extensions in /proc/cpuinfo for which a compiler writes other code, sorted."""
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)
+    pattern = _X86 if arch == "x86_64" else _ARM
+    return tuple(sorted({flag for flag in (match[1].split() if match else ()) if pattern.fullmatch(flag)}))
+
+
+def _arch() -> str:
+    name = platform.machine().lower()
+    return _ARCHS.get(name, name)
+
+
+@functools.cache
+def _features() -> tuple[str, ...]:
+    try:
+        return parse_features(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"), _arch())
+    except OSError:
+        return ()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _gpu(index: int | None) -> tuple[tuple[int, int], dict[str, int | str]]:
+    import torch
+
+    if not torch.cuda.is_available():
+        why = "no usable driver or GPU was found" if torch.version.cuda else f"torch {torch.__version__} has no CUDA"
+        raise IncompatibleError(f"there is no CUDA device: {why}", "`fxc doctor` tells more")
+    count = torch.cuda.device_count()
+    if index is not None and index >= count:
+        raise IncompatibleError(f"there is no device cuda:{index}: this machine has {count}")
+    found = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
+    properties = {name: getattr(found, name) for name in _PROPERTIES if hasattr(found, name)}
+    return (found.major, found.minor), properties
+
+
+def _equal(name: str, built: str, here: str) -> Verdict:
+    return Verdict(name, built == here, built, here, "" if built == here else "must be equal")
+
+
+def _torch(built: str, here: str) -> Verdict:
+    """Binaries call a C interface that torch extends from one minor version to the next."""
+    same = built.split(".")[:2] == here.split(".")[:2]
+    return Verdict("torch", same, built, here, "" if same else "another minor version")
+
+
+def _cpu(built: tuple[str, ...], here: tuple[str, ...]) -> Verdict:
+    missing = [feature for feature in built if feature not in here]
+    reason = f"this CPU lacks {', '.join(missing)}" if missing else ""
+    return Verdict("cpu_features", not missing, " ".join(built) or "any", " ".join(here) or "none", reason)
+
+
+def _dotted(capability: tuple[int, int] | None) -> str:
+    return ".".join(map(str, capability)) if capability else "none"

@@ -1,0 +1,78 @@
+"""Import a Python file by its path, so that its neighbours can be imported and a traceback shows its lines."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+_loaded: dict[str, dict[Path, str]] = {}
+"""By name of a module from `load_file`: digests of its file and of the neighbours that it imported."""
+_neighbours: set[str] = set()
+"""Names under which files beside a loaded one are in sys.modules."""
+
+
+def load_file(path: Path) -> ModuleType:
+    """The module in `path`: executed once, and again only after the file or a neighbour it imports was edited."""
+    path = path.resolve()
+    name = _module_name(path)
+    found = sys.modules.get(name)
+    if found is not None and _digests(_loaded[name]) == _loaded[name]:
+        return found
+    for neighbour in _neighbours:
+        sys.modules.pop(neighbour, None)
+    _neighbours.clear()
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    before = set(sys.modules)
+    sys.modules[name] = module
+    try:
+        with importable(path.parent):
+            spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    files = {path: ""}
+    for other in set(sys.modules) - before - {name}:
+        file = getattr(sys.modules[other], "__file__", None)
+        if file and Path(file).resolve().is_relative_to(path.parent) and "site-packages" not in file:
+            _neighbours.add(other)
+            files[Path(file).resolve()] = ""
+    _loaded[name] = _digests(files)
+    return module
+
+
+@contextmanager
+def importable(directory: Path) -> Iterator[None]:
+    """`directory` comes first on sys.path inside the block."""
+    entry = str(directory)
+    importlib.invalidate_caches()
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        if entry in sys.path:
+            sys.path.remove(entry)
+
+
+def _module_name(path: Path) -> str:
+    """A name that depends on the file's own name, and on its folder only when two files of one name are loaded."""
+    stem = re.sub(r"\W", "_", path.stem)
+    name = f"_fxc_target_{stem}"
+    number = 1
+    while name in sys.modules and Path(str(sys.modules[name].__file__)) != path:
+        number += 1
+        name = f"_fxc_target_{stem}_{number}"
+    return name
+
+
+def _digests(files: dict[Path, str]) -> dict[Path, str]:
+    return {file: hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "" for file in files}

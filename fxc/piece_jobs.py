@@ -1,0 +1,115 @@
+"""What a worker process does with a piece: compile it, or run its binary against eager."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxc import _torch_build, _torch_run
+from fxc._worker import CheckJob, CompileJob
+from fxc.graph_text import parse_graph, parse_layout
+from fxc.prove import affordable, compare, number
+from fxc.trace import draw
+
+def import_ops(names: tuple[str, ...]) -> None:
+    """Import what registers custom ops."""
+    import fxc.ops  # noqa: F401
+
+    for name in names:
+        if name.endswith(".py"):
+            from fxc.models.files import load_file
+
+            load_file(Path(name))
+        else:
+            importlib.import_module(name)
+
+
+def compile_piece(job: CompileJob) -> dict[str, Any]:
+    """Compile, strip, and say where the files are."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(job.directory) / "inductor")
+    os.environ["TRITON_CACHE_DIR"] = str(Path(job.directory) / "triton")
+    import_ops(job.imports)
+    graph, layouts = parse_graph(job.text)
+    symbols = _torch_build.Symbols(job.dims)
+    inputs = tuple(_fake(symbols, text, job.device) for text in layouts)
+    library = _torch_build.compile_graph(
+        fx.GraphModule({}, graph), inputs, job.options, scratch=Path(job.scratch), fast=job.fast
+    )
+    done = subprocess.run(["strip", "--strip-unneeded", str(library)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"error: strip failed: {done.stderr.strip()}")
+    calls = library.with_suffix(".json")
+    return {
+        "library": str(library),
+        "calls": str(calls) if calls.exists() else "",
+        "assumptions": symbols.assumptions(),
+    }
+
+
+def _fake(symbols: _torch_build.Symbols, text: str, device: str) -> torch.Tensor:
+    dtype, sizes, strides = parse_layout(text)
+    shape = [number(size, symbols.values) for size in sizes]
+    stride = None if strides is None else [number(stride, symbols.values) for stride in strides]
+    return symbols.tensor(shape, stride, dtype, device)
+
+
+def check_piece(job: CheckJob) -> dict[str, Any]:
+    """Load the binary and compare it with eager at every point.
+
+    Returns:
+        {"proof": [{"shape", "max_rel_err", "tolerance"}]}
+
+    Raises:
+        ProofError: names the result, the point and the error.
+    """
+    import_ops(job.imports)
+    run = _torch_run.runner(Path(job.library), torch.device(job.device))
+    graph, layouts = parse_graph(job.text)
+    eager = fx.GraphModule({}, graph)
+    proof = []
+    for wanted in job.points:
+        point = affordable(job.text, wanted) if wanted else wanted
+        label = ",".join(f"{name}={value}" for name, value in point.items()) or "static"
+        inputs = [
+            _draw(layout, point, values, job.device, seed)
+            for seed, (layout, values) in enumerate(zip(layouts, job.values, strict=True))
+        ]
+        copies = [_copy(tensor) for tensor in inputs]
+        with torch.no_grad():
+            results = eager(*copies)
+            found = run([*inputs])
+        if not any(_is_random(node) for node in graph.nodes):
+            errors = compare([*found, *inputs], [*results, *copies], len(results), job.text, label)
+            proof.append({"shape": label, **errors})
+    return {"proof": proof}
+
+
+def _is_random(node: fx.Node) -> bool:
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags
+
+
+def _draw(layout: str, point: Mapping[str, int], values: tuple[float, float] | None, device: str, seed: int) -> torch.Tensor:
+    """A random tensor of this layout; matrices scaled so that products stay near 1."""
+    dtype, sizes, strides = parse_layout(layout)
+    shape = [int(number(size, point)) for size in sizes]
+    tensor = draw(shape, dtype, values, torch.Generator().manual_seed(seed))
+    static = all(size.isdigit() for size in sizes)
+    if static and dtype.is_floating_point and tensor.ndim >= 2 and values is None:
+        tensor = (tensor.float() * shape[-1] ** -0.5).to(dtype)
+    tensor = tensor.to(device)
+    if strides is None:
+        return tensor
+    laid = torch.empty_strided(shape, [int(number(stride, point)) for stride in strides], dtype=dtype, device=device)
+    return laid.copy_(tensor)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)

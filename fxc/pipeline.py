@@ -1,0 +1,177 @@
+"""Building: look up, plan, lower, publish. Imports torch only when something has to be built."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fxc import identity, machine
+from fxc.cache import Cache
+from fxc.errors import UsageError
+from fxc.identity import Ranks
+from fxc.manifest import Manifest, PassReport
+from fxc.progress import Observer
+from fxc.spec import Spec, load_spec
+
+if TYPE_CHECKING:
+    from fxc.lower import Lowered
+    from fxc.plan import Plan
+
+
+class ProofLine(msgspec.Struct, frozen=True):
+    """A piece that was compared with eager."""
+
+    piece: str
+    shape: str
+    max_rel_err: float
+
+
+class BuildResult(msgspec.Struct, frozen=True):
+    """What `fxc build --json` prints."""
+
+    hash: str
+    path: str
+    hit: bool
+    """The artifact was in the cache."""
+    pieces: int
+    """Pieces between cuts and splitting ops, over all graphs."""
+    unique_pieces: int
+    """Different compiled ones among them."""
+    binaries: dict[str, int]
+    """`compiled` by this build, `reused` from the cache."""
+    sizes: list[int | dict[str, int]]
+    seconds: dict[str, float]
+    """trace, partition, compile, prove, publish, total."""
+    proof: list[ProofLine]
+    passes: list[PassReport]
+
+
+def build(
+    path: str | Path, *, overrides: Iterable[str] = (), level: int | None = None, jobs: int | None = None,
+    force: bool = False, prove: bool = True, rank: int | None = None, world_size: int | None = None,
+    dp_rank: int | None = None, cache_dir: str | Path | None = None, observer: Observer | None = None,
+) -> BuildResult:  # fmt: skip
+    """Make the artifact for a model.yaml, or find it.
+
+    Args:
+        overrides: `KEY=VALUE` with dotted keys, over the file's.
+        level: over the file's `compile.level`.
+        jobs: how many processes compile; the number of cores by default.
+        force: compile even what is in the cache.
+        prove: compare binaries with eager.
+        rank: position in a distributed job; RANK and WORLD_SIZE by default.
+
+    Raises:
+        SpecError: something is wrong with model.yaml or with what it names.
+        BuildError: the model cannot be traced, compiled, or proved.
+        CacheIOError: the cache cannot be written.
+    """
+    start = time.perf_counter()
+    observer = observer or Observer()
+    spec, directory = _read(path, overrides, level)
+    place = identity.ranks(rank, world_size, dp_rank)
+    cache = Cache.open(None if cache_dir is None else Path(cache_dir))
+    count = jobs if jobs is not None else len(os.sched_getaffinity(0))
+    if count < 1:
+        raise UsageError(f"--jobs {count}: expected 1 or more")
+    found = None if force else identity.find(spec, directory, place, cache)
+    if found is not None and identity.intact(cache, found, place):
+        return _hit(cache, found, {}, start)
+    return _miss(spec, directory, place, cache, count, force, prove, observer, start)
+
+
+def find(
+    path: str | Path, *, overrides: Iterable[str] = (), level: int | None = None, rank: int | None = None,
+    world_size: int | None = None, dp_rank: int | None = None, cache_dir: str | Path | None = None,
+) -> str | None:  # fmt: skip
+    """Hash of the artifact for a model.yaml whose sources are unchanged since it was traced; None otherwise."""
+    spec, directory = _read(path, overrides, level)
+    cache = Cache.open(None if cache_dir is None else Path(cache_dir))
+    return identity.find(spec, directory, identity.ranks(rank, world_size, dp_rank), cache)
+
+
+def _read(path: str | Path, overrides: Iterable[str], level: int | None) -> tuple[Spec, Path]:
+    more = [] if level is None else [f"compile.level={level}"]
+    return load_spec(Path(path), [*overrides, *more]), Path(path).resolve().parent
+
+
+def _miss(
+    spec: Spec, directory: Path, place: Ranks, cache: Cache, jobs: int, force: bool, prove: bool, observer: Observer,
+    start: float,
+) -> BuildResult:  # fmt: skip
+    """Trace; then compile what the cache lacks, and publish."""
+    from fxc.pool import Pool
+
+    target = machine.probe(spec.device)
+    with Pool(jobs) as pool:  # imports the compiler while this process traces
+        observer.phase("trace")
+        from fxc.plan import make_plan
+
+        plan = make_plan(spec, directory, target)
+        observer.phase_done("trace", plan.seconds["trace"])
+        observer.phase_done("partition", plan.seconds["partition"])
+        manifest = plan.manifest
+        direct = identity.direct_key(spec, target, place)
+        if not force and identity.intact(cache, manifest.hash, place):
+            cache.remember(direct, manifest.hash, manifest.sources)
+            return _hit(cache, manifest.hash, plan.seconds, start)
+        lowered = _lower(plan, cache, pool, prove, force, observer)
+    observer.phase("publish")
+    at = time.perf_counter()
+    proof = [line for name in sorted(lowered.binaries) for line in lowered.binaries[name].proof]
+    manifest = msgspec.structs.replace(
+        manifest, binaries=lowered.binaries, proof=tuple(proof), created=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds={**plan.seconds, "total": time.perf_counter() - start},
+    )  # fmt: skip
+    cache.publish(manifest, place.directory, plan.files, lowered.binaries, world_size=place.world_size)
+    cache.remember(direct, manifest.hash, manifest.sources)
+    plan.seconds["publish"] = time.perf_counter() - at
+    observer.phase_done("publish", plan.seconds["publish"])
+    return _result(cache, manifest, False, {"compiled": lowered.compiled, "reused": lowered.reused}, plan.seconds, start)
+
+
+def _lower(plan: Plan, cache: Cache, pool: Any, prove: bool, force: bool, observer: Observer) -> Lowered:
+    from fxc.lower import Lowering
+
+    observer.phase("compile")
+    at = time.perf_counter()
+    lowered = Lowering(cache, pool, observer, imports=plan.imports, prove=prove, force=force).run(plan.units)
+    wall = time.perf_counter() - at
+    plan.seconds["prove"] = min(lowered.prove_seconds / pool.jobs, wall)
+    plan.seconds["compile"] = wall - plan.seconds["prove"]
+    observer.phase_done("compile", plan.seconds["compile"])
+    observer.phase_done("prove", plan.seconds["prove"])
+    return lowered
+
+
+def _hit(cache: Cache, hash: str, seconds: dict[str, float], start: float) -> BuildResult:
+    manifest = cache.artifact(hash).manifest
+    cache.touch(hash)
+    return _result(cache, manifest, True, {"compiled": 0, "reused": len(manifest.binaries)}, seconds, start)
+
+
+def _result(
+    cache: Cache, manifest: Manifest, hit: bool, binaries: dict[str, int], seconds: dict[str, float], start: float
+) -> BuildResult:
+    from fxc.warm import sizes
+
+    phases = dict.fromkeys(("trace", "partition", "compile", "prove", "publish"), 0.0) | seconds
+    pieces = [piece for step in manifest.pieces.values() for piece in step]
+    return BuildResult(
+        hash=manifest.hash,
+        path=str(cache.artifact(manifest.hash).path),
+        hit=hit,
+        pieces=len(pieces),
+        unique_pieces=len({piece.unique for piece in pieces if piece.kind == "compiled"}),
+        binaries=binaries,
+        sizes=sizes(manifest),
+        seconds={**phases, "total": time.perf_counter() - start},
+        proof=[ProofLine(line.piece, line.shape, line.max_rel_err) for line in manifest.proof],
+        passes=list(manifest.passes),
+    )

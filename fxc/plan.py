@@ -1,0 +1,261 @@
+"""A spec to all that has to be made: graphs, pieces, units, and the manifest but for what compiling adds. Imports torch."""
+
+from __future__ import annotations
+
+import gc
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors.torch import save as save_tensors
+
+import fxc.ops  # noqa: F401  registers fxc::attention
+from fxc import identity, lower, prove, stitch, trace
+from fxc.cache import key
+from fxc.cases import cover
+from fxc.errors import TraceError
+from fxc.graph_text import print_graph
+from fxc.manifest import Constant, CustomOp, Factor, Input, Manifest, PassReport, Piece, Program, Source, Weight
+from fxc.models import ModelSource, expected_ops, instantiate, resolve
+from fxc.partition import Call, Partition, check_splitting_ops, partition
+from fxc.shapes import Range
+from fxc.spec import Spec
+from fxc.target import Target
+from fxc.trace import Traced
+
+
+@dataclass
+class Plan:
+    """Everything that a build will make, before anything is compiled or written."""
+
+    manifest: Manifest
+    """`binaries`, `proof` and `seconds` are still empty."""
+    files: dict[str, bytes]
+    """By name inside the rank's directory."""
+    units: list[lower.Unit]
+    imports: tuple[str, ...]
+    """Absolute paths and modules that register custom ops."""
+    seconds: dict[str, float]
+    pieces: int
+    unique: int
+
+
+def make_plan(spec: Spec, directory: Path, target: Target) -> Plan:
+    """Trace and partition. Writes nothing.
+
+    Raises:
+        SpecError: the model cannot be found or constructed.
+        TraceError: it cannot be traced.
+    """
+    start = time.perf_counter()
+    source = resolve(spec, directory)
+    check_splitting_ops(spec.partition.splitting_ops)
+    spec = msgspec.structs.replace(spec, inputs=dict(source.inputs), dims=dict(source.dims))
+    model = instantiate(source)
+    weights, unused_candidates = _weights(model)
+    expected = expected_ops(model)
+    files = set(trace.model_files(model))
+    trace.with_fake_weights(model, spec.device)
+    traces = _trace(spec, model, expected)
+    for traced in traces:
+        files |= trace.source_files(traced.graph)
+    del model
+    gc.collect()
+    traced_at = time.perf_counter()
+    parts = {f"step_{i}": partition(traced, spec.partition.splitting_ops) for i, traced in enumerate(traces)}
+    records = identity.sources([*source.sources, *map(Path, sorted(files))], directory)
+    plan = _assemble(spec, source, target, parts, weights, unused_candidates, records)
+    plan.imports = tuple(str(directory / name) if name.endswith(".py") else name for name in source.imports)
+    plan.seconds = {"trace": traced_at - start, "partition": time.perf_counter() - traced_at}
+    return plan
+
+
+def _trace(spec: Spec, model: torch.nn.Module, expected: Mapping[str, int]) -> list[Traced]:
+    box = Range(tuple((name, dim.min, dim.max) for name, dim in spec.dims.items()))
+    points = [r.low() for r in spec.sizes()] + [point for r in spec.ranges() for point in (r.low(), r.high())]
+    traces = cover(box, lambda part: trace.capture(model, spec.inputs, part, spec.device), points)
+    for name, count in expected.items():
+        for traced in traces:
+            found = sum(_qualified(node) == name for node in traced.graph.nodes)
+            if found != count:
+                raise TraceError(
+                    f"the traced graph calls {name} {found} times, expected {count}",
+                    "a part of the model has attention of its own; it cannot be built from a Hugging Face folder",
+                )
+    return traces
+
+
+def _qualified(node: torch.fx.Node) -> str:
+    return node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
+
+
+def _weights(model: torch.nn.Module) -> tuple[dict[str, Weight], set[str]]:
+    """Parameters and persistent buffers by canonical name, tied ones once; and all names."""
+    found: dict[str, Weight] = {}
+    by_identity: dict[int, str] = {}
+    persistent = model.state_dict(keep_vars=True)
+    for kind, named in (("parameter", model.named_parameters(remove_duplicate=False)), ("buffer", model.named_buffers())):
+        for name, tensor in named:
+            if name not in persistent:
+                continue
+            first = by_identity.setdefault(id(tensor), name)
+            if first != name:
+                found[first] = msgspec.structs.replace(found[first], aliases=(*found[first].aliases, name))
+                continue
+            found[name] = Weight(
+                name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."), buffer=kind == "buffer"
+            )
+    return found, set(persistent)
+
+
+def _assemble(
+    spec: Spec, source: ModelSource, target: Target, parts: Mapping[str, Partition], weights: Mapping[str, Weight],
+    names: set[str], records: Sequence[Source],
+) -> Plan:  # fmt: skip
+    """Lay out programs, units, texts and the manifest."""
+    traces = {name: part.traced for name, part in parts.items()}
+    used_weights, constants = _used(traces.values(), weights)
+    data = {name: tensor for traced in traces.values() for name, tensor in traced.constants.items()}
+    data = {name: data[name].contiguous().cpu() for name in constants}
+    unique = stitch.unique_pieces(parts.values())
+    numbers = {digest: f"piece_{index}" for index, digest in enumerate(unique)}
+    order = [weight.name for weight in used_weights] + list(constants)
+    title = f"{source.name}, traced by fxc {identity.fxc_version()}."
+    functions = {digest: call.piece.text for digest, call in unique.items()} if spec.compile.level == 0 else None
+    code = stitch.stitch(parts, list(spec.inputs), order, title, functions)
+    graphs = "\n\n".join(print_graph(traced.graph, name, source_lines=True) for name, traced in traces.items())
+    programs, units = _programs(spec, parts, target, numbers)
+    files = {
+        "transformed_code.py": code.encode(),
+        "computation_graph.py": f'"""{title}\n\nThe graph that was traced, before it was cut."""\n\nimport torch\n\n\n{graphs}'.encode(),
+    }
+    if data:
+        files["constants.safetensors"] = save_tensors(data)
+    mutated = set().union(*(traced.mutated for traced in traces.values()))
+    factors = _factors(spec, target, code, unique, programs, files.get("constants.safetensors", b""))
+    used = {weight.name for weight in used_weights} | {alias for weight in used_weights for alias in weight.aliases}
+    manifest = Manifest(
+        hash=identity.content_key(factors),
+        fxc=identity.fxc_version(),
+        created="",
+        model=source.name,
+        spec=spec,
+        target=target,
+        factors=factors,
+        inputs=tuple(
+            Input(name=name, shape=entry.shape, dtype=entry.dtype, values=entry.values, mutated=name in mutated)
+            for name, entry in spec.inputs.items()
+        ),
+        outputs=stitch.output_text(next(iter(traces.values())).output),
+        weights=tuple(msgspec.structs.replace(w, mutated=w.name in mutated) for w in used_weights),
+        constants=tuple(
+            Constant(
+                name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."), mutated=name in mutated
+            )
+            for name, tensor in data.items()
+        ),
+        unused_weights=tuple(sorted(names - used)),
+        programs=programs,
+        pieces={name: _pieces(part, numbers) for name, part in parts.items()},
+        binaries={},
+        passes=_passes(spec),
+        custom_ops=_custom_ops(parts.values(), source.imports),
+        sources=tuple(records),
+        tolerances=prove.TOLERANCES,
+    )
+    count = sum(len(part.statements) for part in parts.values())
+    return Plan(manifest, files, units, (), {}, count, len(unique))
+
+
+def _used(traces: Sequence[Traced] | object, weights: Mapping[str, Weight]) -> tuple[list[Weight], list[str]]:
+    """Weights and constants that some graph reads, in order of first appearance."""
+    read: dict[str, str] = {}
+    for traced in traces:  # type: ignore[attr-defined]
+        for node in traced.graph.nodes:
+            if node.op == "placeholder" and node.users and node.meta["role"][0] != "input":
+                read.setdefault(node.meta["role"][1], node.meta["role"][0])
+    return [weights[name] for name, role in read.items() if role == "weight"], [n for n, role in read.items() if role == "constant"]
+
+
+def _programs(
+    spec: Spec, parts: Mapping[str, Partition], target: Target, numbers: Mapping[str, str]
+) -> tuple[tuple[Program, ...], list[lower.Unit]]:
+    """One program per size, then one per range of the general program, cut where another graph begins."""
+    programs: list[Program] = []
+    units: dict[str, lower.Unit] = {}
+    for box in [*spec.sizes(), *spec.ranges()]:
+        for step, part in parts.items():
+            inner = _intersection(box, part.traced.range)
+            if inner is None:
+                continue
+            keys = []
+            for call in part.calls if spec.compile.level else ():
+                unit = lower.unit(call.piece, inner, spec.compile.level, target, numbers[call.piece.unique])
+                keys.append(unit.key)
+                units.setdefault(unit.key, unit)
+            programs.append(Program(range=inner, step=step, binaries=tuple(keys)))
+    return tuple(dict.fromkeys(programs)), list(units.values())
+
+
+def _intersection(left: Range, right: Range) -> Range | None:
+    bounds = tuple(
+        (name, max(low, other_low), min(high, other_high))
+        for (name, low, high), (_, other_low, other_high) in zip(left.bounds, right.bounds, strict=True)
+    )
+    return Range(bounds) if all(low <= high for _, low, high in bounds) else None
+
+
+def _pieces(part: Partition, numbers: Mapping[str, str]) -> tuple[Piece, ...]:
+    return tuple(
+        Piece(name=numbers[s.piece.unique], kind="compiled", unique=s.piece.unique, ops=s.piece.ops)
+        if isinstance(s, Call)
+        else Piece(name=_qualified(s.node), kind="eager", unique=_qualified(s.node))
+        for s in part.statements
+    )
+
+
+def _custom_ops(parts: Sequence[Partition] | object, imports: Sequence[str]) -> tuple[CustomOp, ...]:
+    """Ops outside aten, and what registers them."""
+    names: set[str] = set()
+    for part in parts:  # type: ignore[attr-defined]
+        for statement in part.statements:
+            names |= set(statement.piece.custom_ops) if isinstance(statement, Call) else {_qualified(statement.node)}
+    owners = {name: "fxc.ops" if name.startswith("fxc::") else (imports[0] if imports else "") for name in names}
+    return tuple(CustomOp(name=name, module=owners[name]) for name in sorted(names) if not name.startswith(("aten::", "prims::")))
+
+
+def _passes(spec: Spec) -> tuple[PassReport, ...]:
+    return ()
+
+
+def _factors(
+    spec: Spec, target: Target, code: str, unique: Mapping[str, Call], programs: Sequence[Program], constants: bytes
+) -> tuple[Factor, ...]:
+    """What the artifact's name digests, in order. Not capture sizes, graph mode, ranks, paths, users or environment."""
+    body = code[code.index('"""', 3) + 3 :]  # without the title
+    pairs = [
+        ("format", "1"),
+        ("graph", key.digest(body + "\n".join(call.piece.text for call in unique.values()))),
+        ("inputs", msgspec.json.encode(spec.inputs).decode()),
+        ("dims", msgspec.json.encode(spec.dims).decode()),
+        ("programs", " ".join(program.range.label for program in programs)),
+        ("level", str(spec.compile.level)),
+        ("lowering", lower.VERSION),
+        ("passes", msgspec.json.encode(spec.passes, order="deterministic").decode()),
+        ("constants", key.digest(constants)),
+        ("torch", target.torch),
+        ("triton", target.triton),
+        ("cuda", target.cuda),
+        ("compiler", target.compiler),
+        ("arch", target.arch),
+        ("device", target.device),
+        ("cpu_features", " ".join(target.cpu_features)),
+        ("compute_capability", ".".join(map(str, target.compute_capability or ()))),
+        ("properties", msgspec.json.encode(target.properties, order="deterministic").decode()),
+    ]
+    return tuple(Factor(name=name, value=value) for name, value in pairs)

@@ -1,0 +1,77 @@
+"""The parent side of compiling: a pool of jobs, so many at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from types import TracebackType
+from typing import IO
+
+import msgspec
+
+from fxc._worker import Job, Reply
+from fxc.errors import BuildError
+
+
+class Pool:
+    """Runs jobs in processes that are forked from one which has the compiler imported.
+
+    Starting it takes seconds and does not block: start it before the work that comes first.
+    """
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs = jobs
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        environment = {**os.environ, "TRITON_DISABLE_LINE_INFO": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "fxc._worker"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment, bufsize=0,
+            start_new_session=True,  # Ctrl-C reaches the build alone, which ends this one
+        )  # fmt: skip
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all jobs and wait for the end."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=0.2 if self._process.poll() is None else 0)
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+        self._log.close()
+
+    def send(self, job: Job) -> None:
+        """Start a job; the caller keeps no more than `jobs` running."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(msgspec.json.encode(job) + b"\n")
+        except BrokenPipeError:
+            raise self._lost() from None
+
+    def receive(self) -> Reply:
+        """Wait for a job to end."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise self._lost()
+        return msgspec.json.decode(line, type=Reply)
+
+    def _lost(self) -> BuildError:
+        self._process.wait()
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        code = self._process.returncode
+        return BuildError(
+            f"the compile workers ended unexpectedly with exit code {code}: {lines[-1] if lines else 'no message'}",
+            "run `fxc doctor`; the machine may be out of memory" if code < 0 else "run `fxc doctor`",
+        )

@@ -1,0 +1,185 @@
+"""`load`: from a directory to a callable. Reads, never writes; needs no compiler, HOME or PATH."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from fxc import _torch_run, machine
+from fxc.cache import Artifact, Cache
+from fxc.errors import CacheMissError, DamagedError, UsageError
+from fxc.manifest import Manifest
+from fxc.manifest import Program as ProgramRecord
+from fxc.runtime import custom_ops
+from fxc.runtime.program import Factory, Program
+
+CODE = "transformed_code.py"
+CONSTANTS = "constants.safetensors"
+BINARIES = "inductor"
+
+MEND = "run `fxc build` again: it mends the artifact"
+
+
+def load(
+    ref: str | Path,
+    device: str | torch.device | None = None,
+    *,
+    cache_dir: Path | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    dp_rank: int | None = None,
+) -> Program:
+    """Load a built program.
+
+    ref: the prefix of a hash in the cache, the path of an artifact anywhere, or the path of the model.yaml that it was
+        built from, exactly as it and the sources are now.
+    device: `cuda:1`; by default what the program was built for, the current one of several.
+    cache_dir: the cache, for a hash or model.yaml; by default FXC_CACHE_DIR, then the user's cache folder.
+    rank, world_size: by default RANK and WORLD_SIZE of the environment, then 0 and what the artifact says.
+    dp_rank: the data-parallel rank, by default 0.
+
+    Raises:
+        CacheMissError: no such artifact, or not this rank in it.
+        IncompatibleError: it was built for another kind of machine or another torch.
+        DamagedError: a file is missing or altered.
+        RunError: an op that it calls is not registered.
+    """
+    rank = _number(rank, "RANK")
+    world_size = _number(world_size, "WORLD_SIZE")
+    artifact, directory = _find(ref, cache_dir, rank, world_size, dp_rank)
+    manifest = artifact.manifest
+    folder = _rank_folder(artifact, rank or 0, world_size, dp_rank or 0)
+    place = _device(device, manifest.target.device)
+    machine.require_fit(manifest.target, machine.probe(str(place), compiler=False))
+    place = _with_index(place)
+    custom_ops.prepare(manifest.custom_ops, directory)
+    namespace = _execute(artifact, f"{folder}/{CODE}")
+    runners = _runners(artifact, folder, place)
+    factories = _factories(manifest, namespace, runners)
+    return Program(manifest, place, factories, _constants(artifact, f"{folder}/{CONSTANTS}", place))
+
+
+def _find(
+    ref: str | Path, cache_dir: Path | None, rank: int | None, world_size: int | None, dp_rank: int | None
+) -> tuple[Artifact, Path | None]:
+    """The artifact, and the directory of model.yaml where it was asked for by that."""
+    path = Path(ref)
+    if path.suffix in (".yaml", ".yml"):
+        from fxc import pipeline  # build side, and only for this form of reference; it imports no compiler
+
+        found = pipeline.find(path, rank=rank, world_size=world_size, dp_rank=dp_rank, cache_dir=cache_dir)
+        if found is None:
+            raise CacheMissError(f"{path} is not built, or was changed since", f"run `fxc build {path}`")
+        return _cached(Cache.open(cache_dir), found), path.resolve().parent
+    if path.is_dir():
+        return Artifact.open(path), None
+    if isinstance(ref, Path) or len(path.parts) > 1:
+        raise CacheMissError(f"{path} does not exist", "give the hash, the artifact's directory, or model.yaml")
+    cache = Cache.open(cache_dir)
+    return _cached(cache, cache.resolve(ref)), None
+
+
+def _cached(cache: Cache, name: str) -> Artifact:
+    artifact = cache.artifact(name)
+    cache.touch(name)
+    return artifact
+
+
+def _number(given: int | None, variable: str) -> int | None:
+    if given is not None:
+        return given
+    text = os.environ.get(variable)
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise UsageError(f"the environment variable {variable} is {text!r}, expected a number", f"unset {variable}")
+    return int(text)
+
+
+def _rank_folder(artifact: Artifact, rank: int, world_size: int | None, dp_rank: int) -> str:
+    folder = artifact.rank_dir(rank, dp_rank)
+    built = artifact.manifest.ranks[folder].world_size
+    if world_size is not None and world_size != built:
+        raise CacheMissError(
+            f"{folder} of artifact {artifact.manifest.hash} was built for a world of {built}, not of {world_size}",
+            f"build it with --rank {rank} --world-size {world_size}, or load with world_size={built}",
+        )
+    return folder
+
+
+def _device(device: str | torch.device | None, built_for: str) -> torch.device:
+    try:
+        place = torch.device(device or built_for)
+    except RuntimeError:
+        raise UsageError(f"{device!r} is not a device", "write cpu, cuda or cuda:0") from None
+    return torch.device("cpu") if place.type == "cpu" else place
+
+
+def _with_index(device: torch.device) -> torch.device:
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _execute(artifact: Artifact, name: str) -> dict[str, Any]:
+    """Run the stitched program's text: the bytes that were checked, never imported by name."""
+    namespace: dict[str, Any] = {"__name__": f"fxc_{artifact.manifest.hash}"}
+    exec(compile(artifact.read(name), str(artifact.path / name), "exec"), namespace)
+    names = tuple(entry.name for entry in (*artifact.manifest.weights, *artifact.manifest.constants))
+    if tuple(namespace["WEIGHTS"]) != names:
+        raise DamagedError(f"{artifact.path / name} lists other weights than manifest.json", MEND)
+    return namespace
+
+
+def _runners(artifact: Artifact, folder: str, device: torch.device) -> dict[str, _torch_run.Piece]:
+    """One runner per binary of this rank, each file read and checked once before it is mapped."""
+    listed = artifact.manifest.ranks[folder].files
+    runners: dict[str, _torch_run.Piece] = {}
+    for key in dict.fromkeys(key for program in artifact.manifest.programs for key in program.binaries):
+        library = f"{folder}/{BINARIES}/{key}.so"
+        for name in (library, library.removesuffix(".so") + ".json"):
+            if name in listed or name == library:
+                artifact.read(name)
+        runners[key] = _torch_run.runner(artifact.path / library, device)
+    return runners
+
+
+def _factories(
+    manifest: Manifest, namespace: Mapping[str, Any], runners: Mapping[str, _torch_run.Piece]
+) -> list[Factory]:
+    """Per program, what makes its step; one for all programs that share step and pieces."""
+    made: dict[tuple[str, tuple[str, ...]], Factory] = {}
+    factories = []
+    for program in manifest.programs:
+        which = (program.step, program.binaries)
+        if which not in made:
+            made[which] = partial(namespace[program.step], _pieces(program, namespace, runners))
+        factories.append(made[which])
+    return factories
+
+
+def _pieces(
+    program: ProgramRecord, namespace: Mapping[str, Any], runners: Mapping[str, _torch_run.Piece]
+) -> Sequence[Callable[..., Any]]:
+    """A level 0 program's pieces are functions of its own text."""
+    if "PIECES" in namespace:
+        pieces: Sequence[Callable[..., Any]] = namespace["PIECES"][program.step]
+        return pieces
+    return tuple(runners[key] for key in program.binaries)
+
+
+def _constants(artifact: Artifact, name: str, device: torch.device) -> list[torch.Tensor]:
+    """Lifted constants, the program's own: a mutated one is state of this program object."""
+    constants = artifact.manifest.constants
+    if not constants:
+        return []
+    tensors = safetensors.torch.load(artifact.read(name))
+    if missing := [constant.name for constant in constants if constant.name not in tensors]:
+        raise DamagedError(f"{artifact.path / name} has no constant {missing[0]}", MEND)
+    return [tensors[constant.name].to(device) for constant in constants]

@@ -1,0 +1,142 @@
+"""`Program`: what `fxc.load` returns. A callable that checks its inputs, picks a step by their shapes and runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+import torch
+
+from fxc.convert import nearest
+from fxc.errors import FxcError, InputError, RunError
+from fxc.manifest import Manifest
+from fxc.runtime import dispatch, weights
+from fxc.runtime.inputs import refuse
+from fxc.shapes import Range, select
+
+Factory = Callable[[Sequence[torch.Tensor]], Callable[..., Any]]
+"""Makes a step of the tensors of all weights and constants."""
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """Which program serves a shape, and why. `str()` of it is one line."""
+
+    serves: str
+    """Label of the size or range, `num_tokens=8`."""
+    is_size: bool
+    step: str
+    """The function in transformed_code.py."""
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.serves} ({self.step}): {self.why}"
+
+
+class Program:
+    """A loaded program. Calls from several threads are right on cpu, and take turns inside each compiled piece; on cuda
+    one thread at a time may call. Nothing is compiled, and no file is read, by a call."""
+
+    def __init__(
+        self, manifest: Manifest, device: torch.device, factories: Sequence[Factory], constants: Sequence[torch.Tensor]
+    ) -> None:
+        self.manifest = manifest
+        self.device = device
+        self.ranges: tuple[Range, ...] = tuple(program.range for program in manifest.programs)
+        self.dispatch_code = dispatch.source(manifest.inputs, self.ranges, device)
+        """Text of the generated function that checks inputs and picks a step; for readers."""
+        self._factories = tuple(factories)
+        self._constants = tuple(constants)
+        self._call: Callable[..., Any] = self._unbound
+        if not manifest.weights:
+            self._bind([])
+
+    @property
+    def sizes(self) -> tuple[int | dict[str, int], ...]:
+        """Sizes with a program of their own, spelled as in model.yaml: 8, or {batch: 1, tokens: 128}."""
+        points = [box.low() for box in self.ranges if box.is_size and box.bounds]
+        return tuple(next(iter(point.values())) if len(point) == 1 else point for point in points)
+
+    def bind(self, source: weights.Source, *, strict: bool | None = None) -> Program:
+        """Give the program its weights, by name; returns the program. May be called again with others.
+
+        source: a .safetensors file, a folder of them (with or without model.safetensors.index.json) or a list of
+            files; a mapping of name to tensor; or an nn.Module, whose parameters and buffers are taken. Tensors of a
+            mapping or module are used as they are, not copied: a later in-place update is seen by the program. Only
+            those that compiled code cannot read in place (strided; on cuda, not aligned to 16 bytes) are copied, and
+            refused where the program writes into them. Tensors of files go to the program's device.
+        strict: whether a tensor that the program does not use is an error. By default it is for files and mappings,
+            where it may be a misspelt or outdated name, and is not for a module, which may hold more than the part
+            that was built.
+
+        Of tied weights any one name is enough.
+
+        Raises:
+            WeightError: missing or superfluous names, wrong shapes, dtypes or devices; nothing is bound then.
+        """
+        opened = weights.open_source(source, self.device)
+        self._bind(weights.collect(self.manifest.weights, opened, self.device, strict))
+        return self
+
+    def explain(self, **dims: int) -> Explanation:
+        """Which program serves these values of the dimensions, and why.
+
+        Raises:
+            InputError: an unknown or missing dimension, or values that no program serves.
+        """
+        names = [name for name, _, _ in self.ranges[0].bounds]
+        for name in dims:
+            if name not in names:
+                near = nearest(name, names)
+                hint = f"did you mean {near}?" if near else ""
+                raise InputError(f"{name} is not a dimension; the program has {', '.join(names) or 'none'}", hint)
+        if missing := [name for name in names if name not in dims]:
+            raise InputError(f"no value for the dimension {', '.join(missing)}")
+        index = select(self.ranges, dims)
+        box = self.ranges[index]
+        return Explanation(box.label, box.is_size, self.manifest.programs[index].step, self._why(box, dims))
+
+    def __call__(self, /, *args: Any, **inputs: Any) -> Any:
+        """Run the program on inputs by name, or by position in declared order.
+
+        A strided input is copied first (on cuda also one that is not aligned to 16 bytes), unless the program writes
+        into it. No gradient is recorded.
+
+        Raises:
+            InputError: an input is not as declared; nothing has run then.
+            RunError: weights are not bound.
+        """
+        try:
+            return self._call(*args, **inputs)
+        except FxcError:
+            raise
+        except Exception:
+            # Possibly a wrong name, rank or layout, which the quick checks trip over: then say so instead.
+            refuse(self.manifest.inputs, self.ranges, self.device, args, inputs)
+            raise
+
+    def __repr__(self) -> str:
+        shapes = "; ".join(box.label for box in self.ranges)
+        return f"<fxc.Program {self.manifest.model} {self.manifest.hash[:12]} on {self.device}: {shapes}>"
+
+    def _bind(self, bound: Sequence[torch.Tensor]) -> None:
+        tensors = (*bound, *self._constants)
+        made = {factory: factory(tensors) for factory in dict.fromkeys(self._factories)}
+        steps = [made[factory] for factory in self._factories]
+        self._call = dispatch.compile_call(self.dispatch_code, self.manifest.inputs, self.ranges, self.device, steps)
+
+    def _unbound(self, /, *args: Any, **inputs: Any) -> NoReturn:
+        names = [weight.name for weight in self.manifest.weights]
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        raise RunError(
+            f"the program has no weights yet: it needs {shown}", "call program.bind(...) before the first call"
+        )
+
+    def _why(self, box: Range, dims: Mapping[str, int]) -> str:
+        asked = ", ".join(f"{name} = {dims[name]}" for name, _, _ in box.bounds)
+        if not box.bounds:
+            return "the program has one static shape"
+        if box.is_size:
+            return f"{asked} is one of the compiled sizes"
+        sizes = ", ".join(str(size) for size in self.sizes) or "none"
+        return f"{asked} is not one of the compiled sizes ({sizes}) and lies in this range"

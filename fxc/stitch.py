@@ -1,0 +1,250 @@
+"""Pieces to transformed_code.py: straight-line Python, one call per piece. Pure."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import keyword
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxc.graph_text import parse_layout, target_text
+from fxc.partition import Call, Eager, Partition, eager_text, scalar_text
+from fxc.scalars import is_scalar
+
+_RESERVED = {*keyword.kwlist, *dir(builtins), "torch", "math", "operator", "collections", "pieces", "weights", "step", "WEIGHTS", "PIECES"}
+
+
+def stitch(
+    partitions: Mapping[str, Partition], inputs: Sequence[str], weights: Sequence[str], title: str, functions: Mapping[str, str] | None = None
+) -> str:
+    """The text of transformed_code.py.
+
+    Args:
+        partitions: by name of the step function.
+        inputs: names of the program's arguments, in order.
+        weights: names of weights and constants, in the order in which they are handed over.
+        title: first line of the text.
+        functions: at level 0, the source of each piece by its digest; the pieces then run as Python.
+    """
+    steps = [_Step(name, part, inputs, weights) for name, part in partitions.items()]
+    record_types = sorted({text for step in steps for text in step.types})
+    parts = [f'"""{title}\n\n{_CONVENTION}"""', "import collections\nimport math\nimport operator\n\nimport torch\n\ninf, nan = math.inf, math.nan"]
+    parts += record_types
+    parts.append("WEIGHTS = (" + "".join(f"\n    {name!r}," for name in weights) + ("\n)" if weights else ")"))
+    parts += [step.text() for step in steps]
+    if functions is not None:
+        parts += _functions(partitions, functions)
+    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+_CONVENTION = """\
+Each step function is called once, with
+    pieces   one callable per call of a compiled piece, in order: a list of tensors to a list of tensors
+    weights  the tensors named in WEIGHTS, in that order
+and returns the function that computes the model.
+"""
+
+
+def _functions(partitions: Mapping[str, Partition], functions: Mapping[str, str]) -> list[str]:
+    """Level 0: every piece as a function, and for each step the tuple of them."""
+    names = {unique: f"piece_{unique[:12]}" for unique in functions}
+    texts = [text.replace("def piece(", f"def {names[unique]}(", 1) for unique, text in functions.items()]
+    tables = []
+    for name, part in partitions.items():
+        calls = ", ".join(f"lambda tensors: {names[call.piece.unique]}(*tensors)" for call in part.calls)
+        tables.append(f"    {name!r}: ({calls}{',' if calls else ''}),")
+    return [*texts, "PIECES = {\n" + "\n".join(tables) + "\n}"]
+
+
+class _Step:
+    """Writes one step function."""
+
+    def __init__(self, name: str, part: Partition, inputs: Sequence[str], weights: Sequence[str]) -> None:
+        self.name = name
+        self.part = part
+        self.types: list[str] = []
+        self.taken: set[str] = {*_RESERVED, *inputs}
+        dims = [d for d, low, high in part.traced.range.bounds]
+        self.names: dict[fx.Node, str] = {}
+        self.weight_names = {weight: self._fresh(weight) for weight in weights}
+        self.inputs = list(inputs)
+        for node in part.traced.graph.nodes:
+            if node.op == "placeholder":
+                role, given = node.meta["role"]
+                self.names[node] = given if role == "input" else self.weight_names.get(given, "_")
+        self.dims = {dim: self._dim_source(dim) for dim in dims}
+        self.taken |= set(dims)
+        self.ops: dict[str, str] = {}
+
+    def _fresh(self, wanted: str) -> str:
+        base = re.sub(r"\W", "_", wanted)
+        base = f"_{base}" if base[:1].isdigit() else base
+        name, count = base, 1
+        while name in self.taken:
+            name, count = f"{base}_{count}", count + 1
+        self.taken.add(name)
+        return name
+
+    def _dim_source(self, dim: str) -> str | None:
+        for node in self.part.traced.graph.nodes:
+            if node.op == "placeholder" and node.meta["role"][0] == "input":
+                sizes = parse_layout(node.meta["layout"])[1]
+                if dim in sizes:
+                    return f"{node.meta['role'][1]}.shape[{sizes.index(dim)}]"
+        for name, low, high in self.part.traced.range.bounds:
+            if name == dim and low == high:
+                return str(low)
+        return None
+
+    def text(self) -> str:
+        body = self._body()
+        indent = "    "
+        count = len(self.part.calls)
+        lines = [f"def {self.name}(pieces, weights):", f'    """{self.part.traced.range.label}."""']
+        if count:
+            lines.append(f"    {', '.join(f'piece_{i}' for i in range(count))}{',' if count == 1 else ''} = pieces")
+        if self.weight_names:
+            lines.append("    (" + "".join(f"\n        {name}," for name in self.weight_names.values()) + "\n    ) = weights")
+        lines += [f"    {alias} = {target}" for target, alias in self.ops.items()]
+        lines.append("")
+        lines.append(f"    def step({', '.join(self.inputs)}):")
+        used = {dim for dim in self.dims if any(re.search(rf"\b{dim}\b", line.split("  #")[0]) for line in body)}
+        lines += [f"        {dim} = {source}" for dim, source in self.dims.items() if dim in used and source]
+        lines += [indent * 2 + line for line in body]
+        lines += ["", "    return step"]
+        return "\n".join(lines)
+
+    def _body(self) -> list[str]:
+        """The statements, with `del` after the last use of each tensor that a statement made."""
+        blocks: list[tuple[list[str], list[fx.Node], list[fx.Node]]] = []  # lines, made, read
+        index = 0
+        for statement in self.part.statements:
+            if isinstance(statement, Call):
+                blocks.append(self._call(statement, index))
+                index += 1
+            else:
+                blocks += [self._view(view) for view in statement.views]
+                blocks.append(self._eager(statement))
+        blocks += [self._view(view) for view in self.part.tail]
+        returned = self._return()
+        final = set(next(iter(reversed(self.part.traced.graph.nodes))).all_input_nodes)
+        last: dict[fx.Node, int] = {}
+        made: set[fx.Node] = set()
+        for position, (_, new, read) in enumerate(blocks):
+            made |= set(new)
+            for node in [*new, *read]:
+                last[node] = position
+        lines = []
+        for position, (texts, _, _) in enumerate(blocks):
+            lines += texts
+            dead = [self.names[n] for n, at in last.items() if at == position and n in made and n not in final]
+            if dead and position < len(blocks) - 1:
+                lines.append(f"del {', '.join(dict.fromkeys(dead))}")
+        return [*lines, returned]
+
+    def _name(self, node: fx.Node) -> str:
+        if node not in self.names:
+            self.names[node] = self._fresh(node.name)
+        return self.names[node]
+
+    def _call(self, call: Call, index: int) -> tuple[list[str], list[fx.Node], list[fx.Node]]:
+        results = ", ".join(map(self._name, call.results)) + ("," if len(call.results) == 1 else "")
+        comment = "; ".join(str(node.meta["layout"]) for node in call.results)
+        arguments = ", ".join(self._name(node) for node in call.args)
+        line = f"piece_{index}([{arguments}])"
+        if call.results:
+            line = f"{results} = {line}  # {comment}"
+        return [line], call.results, call.args
+
+    def _eager(self, statement: Eager) -> tuple[list[str], list[fx.Node], list[fx.Node]]:
+        node = statement.node
+        lines = []
+        right = self._written(node)
+        if statement.results == [node]:
+            returns = node.target._schema.returns  # type: ignore[union-attr]
+            used = bool(node.users) and bool(returns)
+            comment = f"  # {node.meta['layout']}" if node.meta.get("layout") else ""
+            lines.append(f"{self._name(node)} = {right}{comment}" if used else right)
+        else:
+            whole = self._fresh(node.name)
+            self.names[node] = whole
+            lines.append(f"{whole} = {right}")
+            lines += [f"{self._name(item)} = {whole}[{item.args[1]}]  # {item.meta.get('layout', '')}" for item in statement.results]
+            lines.append(f"del {whole}")
+        if not target_text(node.target).startswith(("torch.ops.aten.", "torch.ops.fxc.")):
+            lines += [line for item in statement.results for line in self._border(item)]
+        made = [item for item in statement.results if item.meta.get("layout") and item.users]
+        return lines, made, [arg for arg in node.all_input_nodes if not is_scalar(arg)]
+
+    def _border(self, node: fx.Node) -> list[str]:
+        """An op outside torch may lay its result out otherwise than its fake promised; pieces rely on the promise."""
+        if not node.meta.get("layout") or not node.users:
+            return []
+        name = self._name(node)
+        _, sizes, strides = parse_layout(node.meta["layout"])
+        if strides is None:
+            return [f"{name} = {name}.contiguous()"]
+        wanted = f"({', '.join(strides)},)"
+        fresh = f"torch.empty_strided({name}.shape, {wanted}, dtype={name}.dtype, device={name}.device).copy_({name})"
+        return [f"if {name}.stride() != {wanted}:", f"    {name} = {fresh}"]
+
+    def _view(self, node: fx.Node) -> tuple[list[str], list[fx.Node], list[fx.Node]]:
+        return [f"{self._name(node)} = {self._written(node)}"], [node], [a for a in node.all_input_nodes if not is_scalar(a)]
+
+    def _written(self, node: fx.Node) -> str:
+        """Right-hand side with this step's names for tensors."""
+        target = target_text(node.target)
+        alias = self.ops.get(target)
+        if alias is None and not target.startswith("operator."):
+            alias = self.ops[target] = self._fresh(target.removeprefix("torch.ops.").removesuffix(".default").replace(".", "_"))
+        saved = {arg: arg.name for arg in node.all_input_nodes}
+        try:
+            for arg in saved:
+                if not is_scalar(arg):
+                    arg._rename(self._name(arg)) if False else setattr(arg, "name", self._name(arg))
+            return eager_text(node, alias)
+        finally:
+            for arg, name in saved.items():
+                arg.name = name
+
+    def _return(self) -> str:
+        return f"return {self._structure(self.part.traced.output)}"
+
+    def _structure(self, value: Any) -> str:
+        """The output's structure as source."""
+        if isinstance(value, fx.Node):
+            return f"({scalar_text(value)})" if is_scalar(value) else self._name(value)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            kind = type(value).__name__
+            self.types.append(f"{kind} = collections.namedtuple({kind!r}, {list(value._fields)!r})")
+            return f"{kind}({', '.join(map(self._structure, value))})"
+        if isinstance(value, tuple):
+            return f"({', '.join(map(self._structure, value))}{',' if len(value) == 1 else ''})"
+        if isinstance(value, list):
+            return f"[{', '.join(map(self._structure, value))}]"
+        if isinstance(value, Mapping):
+            return "{" + ", ".join(f"{k!r}: {self._structure(v)}" for k, v in value.items()) + "}"
+        if dataclasses.is_dataclass(value):
+            fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+            return "{" + ", ".join(f"{k!r}: {self._structure(v)}" for k, v in fields) + "}"
+        return repr(value)
+
+
+def output_text(value: Any) -> str:
+    """The structure of the output for people, with names of nodes for tensors."""
+    names: Callable[[fx.Node], str] = lambda node: node.name
+    return str(torch.fx.node.map_arg(value, names)) if not isinstance(value, fx.Node) else names(value)
+
+
+def unique_pieces(partitions: Iterable[Partition]) -> dict[str, Call]:
+    """The first call of each unique piece, by digest."""
+    found: dict[str, Call] = {}
+    for part in partitions:
+        for call in part.calls:
+            found.setdefault(call.piece.unique, call)
+    return found

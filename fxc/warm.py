@@ -1,0 +1,200 @@
+"""Makes a machine ready to serve an artifact, and proves it: look up, check, load, and run one step per program."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fxc.cache import Artifact, Cache
+from fxc.errors import CacheMissError, UsageError
+from fxc.manifest import Input, Manifest, Weight
+from fxc.progress import Observer
+from fxc.shapes import Range
+
+if TYPE_CHECKING:
+    import torch
+
+    from fxc.runtime.program import Program
+
+
+class WarmResult(msgspec.Struct, frozen=True):
+    """What `warm --json` prints."""
+
+    hash: str
+    hit: bool
+    """It was in the cache."""
+    built: bool
+    """It was not, and this call built it."""
+    ready: bool
+    sizes: list[int | dict[str, int]]
+    """Values of the dynamic dimension(s) that have a program of their own."""
+    seconds: dict[str, float]
+    """lookup, verify, load, first_step, capture, total. A build and the import of torch count to the total
+    only."""
+    compilations: int
+    """Since the program was loaded: none, it has no compiler."""
+
+
+def warm(
+    ref: str | Path, *, overrides: Iterable[str] = (), level: int | None = None, jobs: int | None = None,
+    require_hit: bool = False, run: bool = True, rank: int | None = None, world_size: int | None = None,
+    dp_rank: int | None = None, cache_dir: Path | None = None, observer: Observer | None = None,
+) -> WarmResult:  # fmt: skip
+    """Look up (or build) what `ref` names, check its digests, load it, and run one step per size and range.
+
+    Args:
+        ref: a model.yaml, a prefix of a hash, or the path of an artifact.
+        require_hit: raise instead of building.
+        run: False stops after loading.
+
+    Raises:
+        CacheMissError: not in the cache, and `require_hit` or no model.yaml to build from.
+        DamagedError: a file does not have its digest.
+        IncompatibleError: the artifact was built for another kind of machine.
+    """
+    clock = _Clock(observer or Observer())
+    options: dict[str, Any] = {"overrides": tuple(overrides), "level": level}
+    options |= {"rank": rank, "world_size": world_size, "dp_rank": dp_rank}
+    with clock.phase("lookup"):
+        artifact = _look_up(ref, cache_dir, **options)
+    built = artifact is None
+    if artifact is None:
+        if require_hit:
+            raise CacheMissError(f"{ref} is not in the cache as it stands", "run `fxc build` with the same arguments")
+        artifact = _build(ref, cache_dir, clock.observer, jobs=jobs, **options)
+    with clock.phase("verify"):
+        artifact.verify()
+    from fxc.runtime import (
+        custom_ops,
+        loader,
+    )  # imports torch, as a server has long done: seconds that count to the total only
+
+    with clock.phase("load"):
+        if _is_spec(ref):  # a FILE.py that registers ops is named relative to model.yaml
+            custom_ops.prepare(artifact.manifest.custom_ops, Path(ref).resolve().parent)
+        program = loader.load(artifact.path, rank=rank, world_size=world_size, dp_rank=dp_rank)
+    if run:
+        with clock.phase("first_step"):
+            _run_all(program, artifact.manifest)
+    Cache.open(cache_dir).touch(artifact.manifest.hash)
+    return WarmResult(
+        hash=artifact.manifest.hash, hit=not built, built=built, ready=True, sizes=sizes(artifact.manifest),
+        seconds=clock.seconds(), compilations=0,
+    )  # fmt: skip
+
+
+def sizes(manifest: Manifest) -> list[int | dict[str, int]]:
+    """The values that have a program of their own, as model.yaml writes them."""
+    boxes = [program.range for program in manifest.programs if program.range.is_size and program.range.bounds]
+    return [box.bounds[0][1] if len(box.bounds) == 1 else box.low() for box in boxes]
+
+
+def point_for(box: Range, taken: Sequence[Range]) -> dict[str, int] | None:
+    """The lowest point of `box` that no size in `taken` serves, beginning at 1; None where sizes cover all of it."""
+    if box.is_size:
+        return box.low()
+    longest = max(high - low for _, low, high in box.bounds)
+    for step in range(longest + 1):
+        point = {name: min(max(low, min(1, high)) + step, high) for name, low, high in box.bounds}
+        if not any(size.contains(point) for size in taken):
+            return point
+    return None
+
+
+def make_input(entry: Input, point: Mapping[str, int], generator: torch.Generator) -> torch.Tensor:
+    """A random tensor for an input, on the generator's device, with entries in its half-open `values`."""
+    import torch
+
+    shape = [part if isinstance(part, int) else point[part] for part in entry.shape]
+    dtype: torch.dtype = getattr(torch, entry.dtype)
+    where: Any = {"generator": generator, "device": generator.device}
+    if dtype.is_floating_point or dtype.is_complex:
+        if entry.values is None:
+            wide = torch.complex64 if dtype.is_complex else torch.float32
+            return torch.randn(shape, dtype=wide, **where).to(dtype)
+        low, high = entry.values
+        return (torch.rand(shape, **where) * (high - low) + low).to(dtype)
+    low, high = entry.values or (0, 2)
+    first = math.ceil(low)
+    return torch.randint(first, max(math.ceil(high), first + 1), shape, **where).to(dtype)
+
+
+def make_weight(weight: Weight, generator: torch.Generator) -> torch.Tensor:
+    """A random tensor for a weight, on the generator's device; zeros for integers, which may be indices of anything."""
+    import torch
+
+    shape = [int(part) for part in weight.shape]
+    dtype: torch.dtype = getattr(torch, weight.dtype)
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return torch.zeros(shape, dtype=dtype, device=generator.device)
+    plain = dtype if dtype.is_complex or dtype.itemsize > 1 else torch.bfloat16  # float8 has no normal_
+    made = torch.empty(shape, dtype=plain, device=generator.device).normal_(0, 0.02, generator=generator)
+    return made.to(dtype)
+
+
+def _is_spec(ref: str | Path) -> bool:
+    return Path(ref).suffix in (".yaml", ".yml") or Path(ref).is_file()
+
+
+def _look_up(
+    ref: str | Path, cache_dir: Path | None, *, overrides: tuple[str, ...], level: int | None, **ranks: int | None
+) -> Artifact | None:
+    cache = Cache.open(cache_dir)
+    if _is_spec(ref):
+        from fxc import pipeline
+
+        found = pipeline.find(Path(ref), overrides=overrides, level=level, cache_dir=cache_dir, **ranks)
+        return cache.artifact(found) if found else None
+    if overrides or level is not None:
+        raise UsageError(f"{ref} is built already: --set and -O cannot change it", "name a model.yaml instead")
+    if Path(ref).is_dir() or "/" in str(ref):
+        return Artifact.open(Path(ref))
+    return cache.artifact(cache.resolve(str(ref)))
+
+
+def _build(ref: str | Path, cache_dir: Path | None, observer: Observer, **options: Any) -> Artifact:
+    from fxc import pipeline
+
+    result = pipeline.build(Path(ref), cache_dir=cache_dir, observer=observer, **options)
+    return Cache.open(cache_dir).artifact(result.hash)
+
+
+def _run_all(program: Program, manifest: Manifest) -> None:
+    """One call per program, with random weights and inputs."""
+    import torch
+
+    generator = torch.Generator(program.device).manual_seed(0)
+    program.bind({weight.name: make_weight(weight, generator) for weight in manifest.weights})
+    served = [entry.range for entry in manifest.programs]
+    exact = [box for box in served if box.is_size]
+    for box in served:
+        if (point := point_for(box, exact)) is not None:
+            program(**{entry.name: make_input(entry, point, generator) for entry in manifest.inputs})
+    if program.device.type == "cuda":
+        torch.cuda.synchronize(program.device)
+
+
+class _Clock:
+    """Seconds per phase, told to the observer too."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self._start = time.perf_counter()
+        self._seconds = dict.fromkeys(("lookup", "verify", "load", "first_step", "capture"), 0.0)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.observer.phase(name)
+        start = time.perf_counter()
+        yield
+        self._seconds[name] = time.perf_counter() - start
+        self.observer.phase_done(name, self._seconds[name])
+
+    def seconds(self) -> dict[str, float]:
+        return {**self._seconds, "total": time.perf_counter() - self._start}

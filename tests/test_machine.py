@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import torch
+
+from fxc import machine
+from fxc.errors import IncompatibleError
+from fxc.target import Target
+
+CPU = Target(device="cpu", arch="x86_64", cpu_features=("avx2", "fma"), torch="2.13.0+cpu", compiler="g++ 12.2.0")
+CUDA = Target(
+    device="cuda",
+    arch="x86_64",
+    cpu_features=(),
+    torch="2.13.0+cu130",
+    triton="3.6.0",
+    cuda="13.0",
+    compute_capability=(9, 0),
+    properties={"multi_processor_count": 132},
+    compiler="g++ 12.2.0",
+)
+
+
+def rejected(target: Target, here: Target) -> list[str]:
+    return [verdict.name for verdict in machine.fits(target, here) if not verdict.accepted]
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "expected"),
+    [
+        (CPU, {}, []),
+        (CPU, {"cpu_features": ("avx2", "avx512f", "fma")}, []),
+        (CPU, {"torch": "2.13.1"}, []),
+        (CPU, {"compiler": ""}, []),
+        (CPU, {"cpu_features": ("avx2",)}, ["cpu_features"]),
+        (CPU, {"cpu_features": ()}, ["cpu_features"]),
+        (CPU, {"torch": "2.14.0+cpu"}, ["torch"]),
+        (CPU, {"torch": "3.13.0+cpu"}, ["torch"]),
+        (CPU, {"torch": "2.130.0+cpu"}, ["torch"]),
+        (CPU, {"arch": "aarch64", "cpu_features": ("asimd",)}, ["arch", "cpu_features"]),
+        (CUDA, {}, []),
+        (CUDA, {"cuda": "13.2"}, []),
+        (CUDA, {"triton": "", "compiler": ""}, []),
+        (CUDA, {"properties": {"multi_processor_count": 114}}, []),
+        (CUDA, {"cuda": "12.8"}, ["cuda"]),
+        (CUDA, {"cuda": ""}, ["cuda"]),
+        (CUDA, {"compute_capability": (8, 0)}, ["compute_capability"]),
+        (CUDA, {"compute_capability": (9, 1)}, ["compute_capability"]),
+        (CUDA, {"device": "cpu", "compute_capability": None, "cuda": ""}, ["device"]),
+    ],
+)
+def test_what_fits(base: Target, change: dict[str, object], expected: list[str]) -> None:
+    assert rejected(base, msgspec.structs.replace(base, **change)) == expected
+
+
+def test_facts_that_are_checked() -> None:
+    assert [verdict.name for verdict in machine.fits(CPU, CPU)] == ["device", "arch", "torch", "cpu_features"]
+    assert [verdict.name for verdict in machine.fits(CUDA, CUDA)] == [
+        "device",
+        "arch",
+        "torch",
+        "compute_capability",
+        "cuda",
+    ]
+
+
+def test_what_does_not_fit_is_refused_fact_by_fact() -> None:
+    machine.require_fit(CPU, CPU)
+    here = msgspec.structs.replace(CPU, cpu_features=("avx2",), torch="2.14.1+cpu")
+    with pytest.raises(IncompatibleError) as caught:
+        machine.require_fit(CPU, here)
+    assert caught.value.message == (
+        "the artifact does not fit this machine: "
+        "torch: built for 2.13.0+cpu, here 2.14.1+cpu (another minor version); "
+        "cpu_features: built for avx2 fma, here avx2 (this CPU lacks fma)"
+    )
+    assert caught.value.exit_code == 4
+
+
+def test_probe_cpu() -> None:
+    found = machine.probe("cpu")
+    assert (found.device, found.torch, found.cuda, found.triton) == ("cpu", torch.__version__, "", "")
+    assert (found.compute_capability, found.properties) == (None, {})
+    assert list(found.cpu_features) == sorted(found.cpu_features)
+    assert machine.probe("cpu", compiler=False) == msgspec.structs.replace(found, compiler="")
+    assert rejected(found, found) == []
+
+
+def test_probe_cpu_imports_no_torch() -> None:
+    code = "import sys; from fxc.machine import probe; probe('cpu'); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_probe_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimpleNamespace(major=9, minor=0, name="NVIDIA H200", multi_processor_count=132, total_memory=150754820096)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    monkeypatch.setattr(machine, "torch_version", lambda: ("2.13.0+cu130", "13.0"))
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: {"triton": "3.6.0"}[package])
+    for device in ("cuda", "cuda:1"):
+        found = machine.probe(device)
+        assert (found.device, found.cuda, found.triton, found.cpu_features) == ("cuda", "13.0", "3.6.0", ())
+        assert found.compute_capability == (9, 0)
+        assert found.properties == {"name": "NVIDIA H200", "multi_processor_count": 132}
+    with pytest.raises(IncompatibleError, match="there is no device cuda:2: this machine has 2"):
+        machine.probe("cuda:2")
+
+
+def test_probe_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(IncompatibleError, match="there is no CUDA device") as caught:
+        machine.probe("cuda")
+    assert caught.value.hint == "`fxc doctor` tells more"
+
+
+@pytest.mark.parametrize("device", ["mps", "", "CPU"])
+def test_probe_of_another_device(device: str) -> None:
+    with pytest.raises(IncompatibleError, match="expected cpu or cuda"):
+        machine.probe(device)
+
+
+def test_torch_version_is_torchs_own() -> None:
+    assert machine.torch_version() == (torch.__version__, torch.version.cuda or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\n", ("2.13.0+cu130", "13.0")),
+        ("__version__ = '2.11.0+cpu'\ncuda: Optional[str] = None\n", ("2.11.0+cpu", "")),
+        ("__version__ = '2.15.0a0'\ncuda = '13.2'\nhip = '7.1'\n", ("2.15.0a0", "13.2")),
+        ("__version__ = '2.13.0'\ncuda: str | None = '13.0'\n", ("2.13.0", "13.0")),
+    ],
+)
+def test_torchs_version_file(text: str, expected: tuple[str, str]) -> None:
+    assert machine.parse_torch_version(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("g++ (Debian 12.2.0-14+deb12u1) 12.2.0\nCopyright (C) 2022\n", "g++ 12.2.0"),
+        ("g++-13 (Ubuntu 13.3.0-6ubuntu2~24.04) 13.3.0\n", "g++-13 13.3.0"),
+        ("x86_64-conda-linux-gnu-c++ (conda-forge gcc 14.2.0-1) 14.2.0\n", "x86_64-conda-linux-gnu-c++ 14.2.0"),
+        ("Ubuntu clang version 18.1.3 (1ubuntu1)\nTarget: x86_64\n", "clang 18.1.3"),
+        ("mine\n", "mine"),
+        ("", ""),
+    ],
+)
+def test_compilers(text: str, expected: str) -> None:
+    assert machine.parse_compiler(text) == expected
+
+
+def test_the_compiler_is_cxx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "compiler"
+    script.write_text('#!/bin/sh\necho "mine ($1) 1.2.3"\n')
+    script.chmod(0o700)
+    for command, expected in ((f"{script} --wrapped", "mine 1.2.3"), (str(tmp_path / "absent"), ""), ("false", "")):
+        machine.compiler_version.cache_clear()
+        monkeypatch.setenv("CXX", command)
+        assert machine.compiler_version() == expected
+    machine.compiler_version.cache_clear()
+
+
+X86 = """processor\t: 0
+vendor_id\t: GenuineIntel
+flags\t\t: fpu sse sse2 ssse3 fma sse4_1 sse4_2 popcnt aes avx f16c avx2 bmi1 bmi2 avx512f avx512_bf16 \
+avx_vnni amx_tile sha_ni
+vmx flags\t: avx512vl
+
+processor\t: 1
+"""
+ARM = "processor\t: 0\nFeatures\t: fp asimd evtstrm aes atomics fphp asimdhp cpuid sve i8mm bf16\n"
+
+
+def test_features() -> None:
+    expected = "amx_tile avx avx2 avx512_bf16 avx512f avx_vnni bmi1 bmi2 f16c fma popcnt sse4_1 sse4_2 ssse3"
+    assert machine.parse_features(X86, "x86_64") == tuple(expected.split())
+    assert machine.parse_features(ARM, "aarch64") == ("asimd", "asimdhp", "atomics", "bf16", "fphp", "i8mm", "sve")
+    assert machine.parse_features("", "x86_64") == ()
