@@ -17,6 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fxc.cli import build, doctor, inspect, ls, render, schema, verify, warm
+from fxc.convert import nearest
 from fxc.errors import FxcError, UsageError
 
 INTERRUPTED = 130
@@ -27,8 +28,17 @@ app = typer.Typer(
     name="fxc", add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
-for verb in (build, inspect, warm, ls, verify, schema, doctor):
-    app.command(verb.__name__.rpartition(".")[2])(verb.run)
+VERBS = {
+    "build": build,
+    "inspect": inspect,
+    "warm": warm,
+    "ls": ls,
+    "verify": verify,
+    "schema": schema,
+    "doctor": doctor,
+}
+for _name, _verb in VERBS.items():
+    app.command(_name)(_verb.run)
 
 
 def _version(wanted: bool) -> None:
@@ -113,6 +123,8 @@ def _usage_error(error: Any) -> UsageError:
     """Typer's error in our form: the message, and the nearest right spelling or where to read as the hint."""
     message, _, near = error.format_message().partition(" Did you mean ")
     message, _, options = message.partition(" (Possible options: ")
+    if unknown := re.match(r"No such command '(.*)'", message):
+        near = f"{nearest(unknown[1], VERBS)!r}?" if nearest(unknown[1], VERBS) else ""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "fxc"
     hint = f"`{command} --help` shows what there is"

@@ -97,7 +97,17 @@ def compile_graph(
         Path of the shared library; a custom op called from inside leaves `<stem>.json` beside it.
     """
     import torch._inductor
+    from torch._inductor import cpp_builder
+    from torch._inductor.codegen import cpp_wrapper_cpu
 
+    from fxc.host_compiler import HostCompiler
+    from fxc.machine import compiler_version
+
+    interface = Path(cpp_wrapper_cpu.__file__).parent / "aoti_runtime" / "interface.cpp"
+    cpp_builder.run_compile_cmd = HostCompiler(  # this process compiles one piece and ends
+        cpp_builder.run_compile_cmd, interface.read_text() if interface.exists() else "\0", scratch, fast,
+        f"{torch.__version__} {torch.__file__} {compiler_version()}",
+    )  # fmt: skip
     return Path(torch._inductor.aot_compile(module, inputs, options={**options}))
 
 

@@ -167,7 +167,7 @@ class Lowering:
 
     def _work(self, waiting: list[Unit], running: dict[int, _Running], stage: Path) -> None:
         """Keep the pool busy; a unit that another build is compiling is left to that one."""
-        fast = len(waiting) >= WORTH_HEADERS
+        fast = len(waiting) >= WORTH_HEADERS and len(waiting) > self.pool.jobs
         while waiting or running:
             for unit in list(waiting):
                 if len(running) >= self.pool.jobs:

@@ -37,7 +37,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_tiny_llama_quickstart(cache: Path) -> None:
     built = build("tiny_llama.yaml", cache)
     assert built["unique_pieces"] == 3
-    assert built["pieces"] == 5
     out = python("examples/quickstart.py", built["hash"], cache=cache)
     assert "compilers imported: none" in out
     assert [line.split()[0] for line in out.splitlines()[3:-1]] == ["1", "8", "64", "37", "500"]
@@ -47,7 +46,8 @@ def test_more_layers_compile_the_same_binaries(cache: Path) -> None:
     built = build("tiny_llama.yaml", cache)
     deeper = build("tiny_llama.yaml", cache, "--set", "model.args.layers=7", "--no-prove")
     assert not deeper["hit"]
-    assert (deeper["pieces"], deeper["unique_pieces"]) == (8, built["unique_pieces"])
+    assert deeper["pieces"] > built["pieces"]
+    assert deeper["unique_pieces"] == built["unique_pieces"]
     assert deeper["binaries"]["compiled"] == 0
 
 

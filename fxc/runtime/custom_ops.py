@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -37,37 +38,40 @@ def registered(name: str) -> bool:
 
 
 def _import(op: CustomOp, directory: Path | None) -> None:
-    if op.module.endswith(".py"):
-        if directory is None:
-            raise RunError(
-                f"the program calls the op {op.name}, which is not registered; {op.module} registers it",
-                f"import {op.module} before fxc.load, or load by the path of its model.yaml",
-            )
-        _run_file(directory / op.module, op)
-        return
+    what = f"the program calls the op {op.name}"
+    is_file = op.module.endswith(".py")
+    if not op.module or (is_file and directory is None):
+        owner = op.module or "the module that defines it"
+        hint = f"import {owner} before fxc.load" + (", or load by the path of its model.yaml" if is_file else "")
+        raise RunError(f"{what}, which is not registered; {owner} registers it", hint)
     try:
-        importlib.import_module(op.module)
-    except ImportError as error:
-        raise RunError(
-            f"the program calls the op {op.name}, and {op.module}, which registers it, cannot be imported: {error}",
-            "install it on this machine",
-        ) from error
-
-
-def _run_file(path: Path, op: CustomOp) -> None:
-    """Execute a file as a module that can import its neighbours; no bytecode of it is written."""
-    name = f"_fxc_ops_{path.stem}"
-    module = ModuleType(name)
-    module.__file__ = str(path)
-    sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))
-    try:
-        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+        with _importable(directory):
+            if is_file and directory is not None:
+                _run_file(directory / op.module)
+            else:
+                importlib.import_module(op.module)
     except Exception as error:
-        del sys.modules[name]
-        reason = f"{type(error).__name__}: {error}"
         raise RunError(
-            f"the program calls the op {op.name}, and {path}, which registers it, fails: {reason}"
+            f"{what}, and {op.module}, which registers it, cannot be imported: {type(error).__name__}: {error}",
+            "make it importable on this machine",
         ) from error
+
+
+def _run_file(path: Path) -> None:
+    """Execute a file as a module; no bytecode of it is written."""
+    module = ModuleType(f"_fxc_ops_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
+    exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+
+
+@contextmanager
+def _importable(directory: Path | None) -> Iterator[None]:
+    """The directory of model.yaml comes first on sys.path inside the block, as it does in a build."""
+    before = list(sys.path)
+    if directory is not None:
+        sys.path.insert(0, str(directory))
+    try:
+        yield
     finally:
-        sys.path.remove(str(path.parent))
+        sys.path[:] = before

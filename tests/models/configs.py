@@ -42,6 +42,13 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
             "v_head_dim": 10, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, **MOE,
         },
     ),
+    "llama4_text": (
+        "Llama4ForCausalLM",
+        {
+            "head_dim": 8, "attention_chunk_size": 6, "intermediate_size_mlp": 40, "num_local_experts": 3,
+            "num_experts_per_tok": 1, "no_rope_layers": [1, 0],
+        },
+    ),
     "glm4": ("Glm4ForCausalLM", {"head_dim": 16}),
     "olmo2": ("Olmo2ForCausalLM", {}),
 }  # fmt: skip

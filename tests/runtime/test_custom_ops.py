@@ -124,9 +124,12 @@ print(torch.ops.fxcrun.double(torch.ones(1), torch.tensor(0)).tolist())
 def test_modules_that_do_not_help(artifact: Make) -> None:
     missing = artifact("a", custom_ops=(CustomOp(name="fxcrun::absent", module="fxc_no_such_module"),))
     with pytest.raises(
-        RunError, match="and fxc_no_such_module, which registers it, cannot be imported: No module named"
+        RunError, match="and fxc_no_such_module, which registers it, cannot be imported: ModuleNotFoundError"
     ):
         load(missing)
+    unknown = artifact("c", custom_ops=(CustomOp(name="fxcrun::absent", module=""),))
+    with pytest.raises(RunError, match="is not registered; the module that defines it registers it"):
+        load(unknown)
     wrong = artifact("b", custom_ops=(CustomOp(name="fxcrun::absent", module="json"),))
     with pytest.raises(RunError, match="importing json does not register the op fxcrun::absent"):
         load(wrong)
