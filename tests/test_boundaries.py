@@ -23,9 +23,9 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "errors",
         "convert yaml_text shapes target spec manifest progress",
         "cache",
-        "_torch_run machine ops runtime",
-        "scalars graph_text partition stitch _torch_build passes",
-        "models trace cases _worker pool prove piece_jobs lower pipeline warm",
+        "_torch_run machine identity ops runtime",
+        "host_compiler scalars graph_text trace partition stitch _torch_build passes",
+        "models cases _worker pool prove piece_jobs lower plan pipeline warm",
         "cli",
         "__init__ __main__",
     )

@@ -63,7 +63,7 @@ def _without_weights(make: Callable[[], nn.Module]) -> nn.Module | None:
 
 def _to_meta(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
     """Registration hook: the meta parameter to register instead of `parameter`."""
-    if parameter is None or parameter.is_meta or isinstance(parameter, nn.parameter.UninitializedParameter):
+    if type(parameter) is not nn.Parameter or parameter.is_meta:  # a subclass may hold more than its values
         return None
     twin: nn.Parameter | None = getattr(parameter, _TWIN, None)
     if twin is None:
@@ -78,7 +78,8 @@ def _strip(module: nn.Module) -> None:
     for owner in module.modules():
         for name, parameter in owner._parameters.items():
             if parameter is not None:
-                owner._parameters[name] = _to_meta(owner, name, parameter) or parameter
+                replaced = _to_meta(owner, name, parameter)
+                owner._parameters[name] = parameter if replaced is None else replaced
 
 
 def _needed(module: nn.Module) -> Iterable[Tensor]:
@@ -109,8 +110,9 @@ class _LargeOnMeta(TorchFunctionMode):
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in self.FACTORIES and kwargs.keys().isdisjoint({"device", "out"}):
-            made = func(*args, **{name: value for name, value in kwargs.items() if name != "generator"}, device="meta")
+        if func in self.FACTORIES and kwargs.get("device") is None and "out" not in kwargs:
+            rest = {name: value for name, value in kwargs.items() if name not in ("device", "generator")}
+            made = func(*args, **rest, device="meta")
             if made.numel() >= LARGE:
                 return made
         return func(*args, **kwargs)

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,6 +65,8 @@ def compile_call(
         "refuse": lambda values: full.must_refuse(inputs, ranges, device, values),
         "grad_enabled": torch.is_grad_enabled,
         "set_grad": _torch_run.grad_switch(),
+        "autocast": torch.is_autocast_enabled,
+        "plainly": partial(_plainly, device.type),
         "sizes": _size_table(ranges, steps),
         **{entry.dtype: getattr(torch, entry.dtype) for entry in inputs},
         **{f"step_{index}": step for index, step in enumerate(steps)},
@@ -77,6 +80,12 @@ def compile_call(
 def _underscores(inputs: Sequence[Input], ranges: Sequence[Range]) -> str:
     names = [entry.name for entry in inputs] + [name for name, _, _ in ranges[0].bounds]
     return "_" * (1 + max((len(name) - len(name.lstrip("_")) for name in names), default=0))
+
+
+def _plainly(kind: str, step: Step, *values: torch.Tensor) -> Any:
+    """Run a step inside a caller's `torch.autocast`, which would cast some calls of compiled code and not others."""
+    with torch.no_grad(), torch.autocast(kind, enabled=False):
+        return step(*values)
 
 
 def _size_table(ranges: Sequence[Range], steps: Sequence[Step]) -> dict[Any, Step]:
@@ -188,9 +197,13 @@ class _Writer:
         yield f"    {self._refuse()}"
 
     def _run(self) -> Iterator[str]:
-        """Call the step without recording a graph; a server that already does pays nothing."""
+        """Call the step as it was compiled and proved: nothing recorded, nothing cast. A server that has no_grad on
+        already pays less."""
         u = self.under
-        call = f"return {u}step({', '.join(entry.name for entry in self.inputs)})"
+        values = ", ".join(entry.name for entry in self.inputs)
+        call = f"return {u}step({values})"
+        yield f"if {u}autocast({self.device.type!r}):"
+        yield f"    return {u}plainly({', '.join(part for part in (u + 'step', values) if part)})"
         yield f"if {u}grad_enabled():"
         yield f"    {u}set_grad(False)"
         yield "    try:"

@@ -11,13 +11,14 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from fxc import _torch_run, machine
+from fxc import _torch_run, identity, machine
 from fxc.cache import Artifact, Cache
 from fxc.errors import CacheMissError, DamagedError, UsageError
 from fxc.manifest import Manifest
 from fxc.manifest import Program as ProgramRecord
 from fxc.runtime import custom_ops
 from fxc.runtime.program import Factory, Program
+from fxc.spec import load_spec
 
 CODE = "transformed_code.py"
 CONSTANTS = "constants.safetensors"
@@ -71,12 +72,12 @@ def _find(
     """The artifact, and the directory of model.yaml where it was asked for by that."""
     path = Path(ref)
     if path.suffix in (".yaml", ".yml"):
-        from fxc import pipeline  # build side, and only for this form of reference; it imports no compiler
-
-        found = pipeline.find(path, rank=rank, world_size=world_size, dp_rank=dp_rank, cache_dir=cache_dir)
+        cache = Cache.open(cache_dir)
+        place = identity.ranks(rank, world_size, dp_rank)
+        found = identity.find(load_spec(path), path.resolve().parent, place, cache)
         if found is None:
             raise CacheMissError(f"{path} is not built, or was changed since", f"run `fxc build {path}`")
-        return _cached(Cache.open(cache_dir), found), path.resolve().parent
+        return _cached(cache, found), path.resolve().parent
     if path.is_dir():
         return Artifact.open(path), None
     if isinstance(ref, Path) or len(path.parts) > 1:

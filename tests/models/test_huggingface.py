@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import configs
 import pytest
 import torch
 import transformers
@@ -18,6 +17,7 @@ from fxc.models import ModelSource, expected_ops, instantiate, resolve
 from fxc.models.hf_attention import PATTERN, Pattern
 from fxc.spec import DimSpec, Spec, parse_spec
 from fxc.trace import with_fake_weights
+from tests.models import configs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning", "ignore:.*:UserWarning")
 
@@ -51,7 +51,8 @@ def stock(folder: Path, module: nn.Module) -> Any:
     """The class as transformers has it, with eager attention and random weights."""
     torch.manual_seed(0)
     config = transformers.AutoConfig.from_pretrained(folder)
-    made = type(module).__mro__[1]._from_config(config, attn_implementation="eager", experts_implementation="eager")
+    cls: Any = type(module).__mro__[1]
+    made = cls._from_config(config, attn_implementation="eager", experts_implementation="eager")
     for parameter in made.parameters():
         parameter.data.normal_(0, 0.2) if parameter.ndim > 1 else parameter.data.uniform_(0.5, 1.5)
     return made.eval()
@@ -60,22 +61,19 @@ def stock(folder: Path, module: nn.Module) -> Any:
 def cases(module: Any, causal: bool) -> Iterable[tuple[tuple[Tensor, Tensor], Tensor]]:
     """Arguments of the exported program, and what stock eager answers."""
     torch.manual_seed(1)
-    for size in TOKENS if causal else BATCHES:
-        ids = torch.randint(3, 97, (size,) if causal else size)
-        with torch.no_grad():
-            if causal:
-                positions = torch.arange(size)
-                out = module(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits[0]
-                yield (ids, positions), out
-            else:
-                mask = torch.ones(size, dtype=torch.int64)
-                mask[0, 2:] = torch.arange(size[1])[2:] % 3 > 0
-                yield (ids, mask), module(input_ids=ids, attention_mask=mask).last_hidden_state
+    with torch.no_grad():
+        for count in TOKENS if causal else ():
+            ids, positions = torch.randint(3, 97, (count,)), torch.arange(count)
+            yield (ids, positions), module(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits[0]
+        for batch, seq in () if causal else BATCHES:
+            ids, mask = torch.randint(3, 97, (batch, seq)), torch.ones(batch, seq, dtype=torch.int64)
+            mask[0, 2:] = torch.arange(seq)[2:] % 3 > 0
+            yield (ids, mask), module(input_ids=ids, attention_mask=mask).last_hidden_state
 
 
 def export(source: ModelSource, module: nn.Module, how: str) -> torch.export.ExportedProgram:
     dims = {name: torch.export.Dim(name, min=dim.min, max=dim.max) for name, dim in source.dims.items()}
-    shapes = {name: {i: dims[part] for i, part in enumerate(entry.shape)} for name, entry in source.inputs.items()}
+    shapes = {name: {i: dims[str(part)] for i, part in enumerate(entry.shape)} for name, entry in source.inputs.items()}
     example = {"num_tokens": 23, "batch": 3, "seq": 23}
     args = tuple(
         torch.ones([example[str(d)] for d in entry.shape], dtype=torch.int64) for entry in source.inputs.values()

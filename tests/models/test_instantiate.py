@@ -126,7 +126,8 @@ def test_large_models_need_little_memory() -> None:
                 self.down = nn.Parameter(torch.randn(28672, 8192) * 0.02)
                 self.norm = nn.Parameter(torch.ones(8192))
 
-        model = instantiate(ModelSource("m", {}, {}, lambda: nn.Sequential(*[Layer() for _ in range(80)]), dtype="bfloat16"))
+        make = lambda: nn.Sequential(*[Layer() for _ in range(80)])
+        model = instantiate(ModelSource("m", {}, {}, make, dtype="bfloat16"))
         assert sum(p.numel() for p in model.parameters()) > 37e9
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
     """

@@ -111,10 +111,10 @@ def test_factory_may_import_a_neighbour_when_called(directory: Path) -> None:
 def test_source_lines_can_be_found(directory: Path) -> None:
     module = make(directory, "net.py:Net", hidden=4)
     assert "self.layer(x) * scale" in inspect.getsource(type(module).forward)
-    try:
+    with pytest.raises(RuntimeError) as caught:
         module(torch.zeros(1, 5))
-    except RuntimeError as error:
-        assert any(frame.line == "return self.layer(x) * scale" for frame in traceback.extract_tb(error.__traceback__))
+    lines = [frame.line for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert "return self.layer(x) * scale" in lines
 
 
 def test_file_is_executed_once_until_it_or_a_neighbour_changes(directory: Path) -> None:

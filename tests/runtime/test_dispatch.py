@@ -52,6 +52,8 @@ def call(input_ids, positions):
             _step = _step_3
         else:
             _refuse((input_ids, positions))
+    if _autocast('cpu'):
+        return _plainly(_step, input_ids, positions)
     if _grad_enabled():
         _set_grad(False)
         try:

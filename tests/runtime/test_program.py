@@ -159,6 +159,16 @@ def test_weights_that_need_gradients_record_none(compiled: Path) -> None:
     assert (out.requires_grad, out.tolist()) == (False, [OUT] * 3)
 
 
+def test_autocast_around_a_call_changes_nothing(compiled: Path) -> None:
+    program = load(compiled).bind({"linear.weight": torch.full((4, 4), 1 / 3)})
+    x, scale = torch.full((9, 4), 1 / 7, requires_grad=True), torch.ones(9, 1)
+    plain = program(x, scale)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = program(x, scale)
+        assert torch.is_autocast_enabled("cpu")
+    assert (out.dtype, out.requires_grad, torch.equal(out, plain)) == (torch.float32, False, True)
+
+
 def test_a_call_before_bind(artifact: Make) -> None:
     with pytest.raises(RunError) as info:
         load(artifact())(**good())
