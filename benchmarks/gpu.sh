@@ -4,7 +4,7 @@
 #   benchmarks/gpu.sh [RESULTS_DIRECTORY [NAME [PARTS...]]]
 set -uo pipefail
 cd "$(dirname "$0")/.."
-export CXX=${CXX:-/usr/bin/g++} PYTHONUNBUFFERED=1
+export CXX=${CXX:-g++} PYTHONUNBUFFERED=1
 export BENCH_RESULTS=${1:-benchmarks/results}
 name=${2:-h200}
 shift $(($# > 2 ? 2 : $#))

@@ -25,7 +25,12 @@ class Pool:
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        environment = {**os.environ, "TRITON_DISABLE_LINE_INFO": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking the CUDA runtime would forbid it to forked processes
+            "TRITON_DISABLE_LINE_INFO": "1",  # debug line tables: a quarter of a kernel's compile time
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "fxc._worker"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment, bufsize=0,

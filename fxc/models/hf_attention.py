@@ -8,7 +8,7 @@ that ignores the interface is found because it never calls it, or because it tri
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,10 @@ def route(module: nn.Module, causal: bool) -> dict[str, int]:
         if getattr(layer, PATTERN, pattern) != pattern:
             raise TraceError(f"{name}: {type(layer).__name__} is called with different masks: {pattern}")
         setattr(layer, PATTERN, pattern)
+    for layer in _own_attention(module):
+        raise TraceError(
+            f"{name}: {type(layer).__name__} has its own attention, which cannot be routed to fxc::attention"
+        )
     count = len(_seen)
     _seen.clear()
     module.set_attn_implementation(CAUSAL if causal else PADDED)  # type: ignore[operator]
@@ -91,6 +95,16 @@ def route(module: nn.Module, causal: bool) -> dict[str, int]:
 
 _seen: list[tuple[nn.Module, Pattern]] = []
 """What `_look` saw: each call of an attention layer."""
+
+
+def _own_attention(module: nn.Module) -> Iterator[nn.Module]:
+    """Layers that call themselves attention and did not call the op: they may see whom they like."""
+    seen = {id(layer) for layer, _ in _seen}
+    for layer in module.modules():
+        inner = list(layer.modules())
+        named = [part for part in inner if "Attention" in type(part).__name__]
+        if named == [layer] and not any(id(part) in seen for part in inner):
+            yield layer
 
 
 def _run_on_meta(module: nn.Module, causal: bool) -> None:

@@ -212,6 +212,48 @@ def test_refuses_an_encoder_that_is_not_causal(tmp_path: Path) -> None:
         instantiate(resolve(spec(), tmp_path))
 
 
+def test_refuses_a_layer_with_attention_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside layers that go through the interface, one that does not: nothing else would tell."""
+    modeling: Any = transformers.models.llama.modeling_llama
+
+    class OwnAttention(modeling.LlamaAttention):  # type: ignore[misc]
+        def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
+            return self.o_proj(self.q_proj(hidden_states)), None
+
+    def init(self: Any, config: Any, layer_idx: int) -> None:
+        original(self, config, layer_idx)
+        if layer_idx == 1:
+            self.self_attn = OwnAttention(config, layer_idx)
+
+    original = modeling.LlamaDecoderLayer.__init__
+    monkeypatch.setattr(modeling.LlamaDecoderLayer, "__init__", init)
+    write(tmp_path, "llama")
+    with pytest.raises(TraceError, match="OwnAttention has its own attention"):
+        instantiate(resolve(spec(), tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (
+            {"position_bias": torch.zeros(3)},
+            "LlamaAttention attends with position_bias, which fxc::attention",
+        ),
+        ({"temperature": 0.5}, "attends with temperature"),
+    ],
+    ids=str,
+)
+def test_refuses_keyword_arguments_that_would_be_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any], message: str
+) -> None:
+    modeling: Any = transformers.models.llama.modeling_llama
+    forward = modeling.LlamaAttention.forward
+    monkeypatch.setattr(modeling.LlamaAttention, "forward", lambda self, *a, **k: forward(self, *a, **k, **extra))
+    write(tmp_path, "llama")
+    with pytest.raises(TraceError, match=message):
+        instantiate(resolve(spec(), tmp_path))
+
+
 def test_missing_folder_and_broken_file(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"config.json cannot be read: No such file"):
         resolve(spec(), tmp_path)

@@ -206,3 +206,21 @@ def test_importing_and_calling_needs_torch_alone() -> None:
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("lead", [(1,), (40,), (3, 70)], ids=str)
+def test_cuda_equals_written_out_and_can_be_captured(options: dict[str, Any], lead: tuple[int, ...]) -> None:
+    q, k, v = tensors(*lead, dtype=torch.bfloat16, value_width=5)
+    mask = torch.arange(lead[-1]).expand(lead) != 1
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0])
+    for extra in ((None, None), (mask, None), (None, sinks)):
+        expected = attention(q.double(), k.double(), v.double(), *extra, **options)
+        given = [None if value is None else value.cuda() for value in (q, k, v, *extra)]
+        torch.testing.assert_close(attention(*given, **options).cpu().double(), expected, rtol=3e-2, atol=3e-2)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = attention(*given, **options)
+        graph.replay()
+        torch.testing.assert_close(out.cpu().double(), expected, rtol=3e-2, atol=3e-2)
