@@ -119,7 +119,10 @@ def bench_call(bench: Bench) -> None:
         runs = [bench.measure("small", config | {"how": how}, "small")["call"] for _ in range(bench.repeats)]
         found[how] = {"call": statistics.median(runs), "all": runs}
     bench.head(
-        "One call of a small program (relu(x * scale + shift), 8 x 16 numbers)", "", "time of a call", "in calls of eager"
+        "One call of a small program, relu(x * scale + shift) of 8 x 16",
+        "",
+        "time of a call",
+        "in calls of eager",
     )
     for how, result in found.items():
         bench.row(how, seconds(result["call"]), times(result["call"], found["eager"]["call"]))

@@ -28,7 +28,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-import platformdirs
 
 from fxc.cache.files import make_dirs, sync_dir
 from fxc.manifest import FORMAT
@@ -41,7 +40,11 @@ INDUCTOR = "inductor"
 def cache_dir(directory: Path | None, environ: Mapping[str, str]) -> Path:
     """The cache directory: `directory`, else FXC_CACHE_DIR, else the platform's."""
     chosen = os.fspath(directory) if directory is not None else environ.get("FXC_CACHE_DIR")
-    return Path(os.path.abspath(os.path.expanduser(chosen or platformdirs.user_cache_dir("fxc", appauthor=False))))
+    if not chosen:
+        import platformdirs
+
+        chosen = platformdirs.user_cache_dir("fxc", appauthor=False)
+    return Path(os.path.abspath(os.path.expanduser(chosen)))
 
 
 class Layout(msgspec.Struct, frozen=True):

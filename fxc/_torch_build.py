@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import pkgutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,11 @@ from torch.utils import _pytree
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
 
-SymInt = torch.SymInt
+from fxc.host_compiler import HostCompiler
+from fxc.machine import compiler_version
+
+OpOverload = torch._ops.OpOverload
+"""An op with its overload: `torch.ops.aten.add.Tensor`."""
 
 
 def fake_mode() -> FakeTensorMode:
@@ -35,7 +42,9 @@ def expression(size: Any) -> sympy.Expr | None:
 
 def render(expr: sympy.Expr, names: Mapping[str, str]) -> str:
     """A size as Python source with dimension names for symbols."""
-    renamed = expr.xreplace({s: sympy.Symbol(names[s.name], integer=True, positive=True) for s in expr.free_symbols if s.name in names})
+    renamed = expr.xreplace(
+        {s: sympy.Symbol(names[s.name], integer=True, positive=True) for s in expr.free_symbols if s.name in names}
+    )
     return str(PythonPrinter().doprint(renamed))
 
 
@@ -91,32 +100,52 @@ class Symbols:
 def compile_graph(
     module: fx.GraphModule, inputs: tuple[torch.Tensor, ...], options: Mapping[str, Any], *, scratch: Path, fast: bool
 ) -> Path:
-    """Compile with AOTInductor, weights being inputs.
+    """Compile with AOTInductor, weights being inputs. Changes the process: for one that does nothing else.
+
+    Args:
+        options: Inductor's configuration.
+        scratch: lasting directory for what the host compiler can share among pieces.
+        fast: whether to make what is missing there.
 
     Returns:
         Path of the shared library; a custom op called from inside leaves `<stem>.json` beside it.
     """
     import torch._inductor
-    from torch._inductor import cpp_builder
+    from torch._inductor import cpp_builder, cpu_vec_isa
     from torch._inductor.codegen import cpp_wrapper_cpu
 
-    from fxc.host_compiler import HostCompiler
-    from fxc.machine import compiler_version
-
     interface = Path(cpp_wrapper_cpu.__file__).parent / "aoti_runtime" / "interface.cpp"
-    cpp_builder.run_compile_cmd = HostCompiler(  # this process compiles one piece and ends
+    host = HostCompiler(
         cpp_builder.run_compile_cmd, interface.read_text() if interface.exists() else "\0", scratch, fast,
         f"{torch.__version__} {torch.__file__} {compiler_version()}",
     )  # fmt: skip
-    return Path(torch._inductor.aot_compile(module, inputs, options={**options}))
+    cpp_builder.run_compile_cmd = host
+    # Inductor asks whether the compiler knows an extension by loading what it makes in a new Python that imports torch:
+    # seconds for each, and the CPU was asked already.
+    cpu_vec_isa.VecISA.check_build = lambda self, code: host.accepts(self.build_arch_flags().split(), code)  # type: ignore[method-assign]
+    return Path(str(torch._inductor.aot_compile(module, inputs, options={**options})))
+
+
+_PRELOADED = (
+    "torch._dynamo.source", "torch._inductor.codegen.cpp_wrapper_cpu", "torch._inductor.codegen.cpp_wrapper_gpu",
+    "torch._inductor.codegen.cuda_combined_scheduling", "torch._inductor.compile_fx", "torch._inductor.cpp_builder",
+    "torch._inductor.fx_passes.freezing_patterns", "torch._inductor.fx_passes.fuse_attention",
+    "torch._inductor.fx_passes.joint_graph", "torch._inductor.fx_passes.pad_mm", "torch._inductor.fx_passes.post_grad",
+    "torch._inductor.fx_passes.quantization", "torch._inductor.graph", "torch._inductor.runtime.triton_heuristics",
+    "torch._inductor.scheduler", "torch.export._trace", "triton",
+)  # fmt: skip
 
 
 def preload() -> None:
-    """Import what compiling needs, before processes are forked."""
-    import torch._dynamo.source
-    import torch._inductor.compile_fx
-    import torch._inductor.codegen.cpp_wrapper_cpu
-    import torch._inductor.graph  # noqa: F401
+    """Import what compiling needs, before processes are forked. What a release of torch lacks is left out."""
+    for name in _PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    with contextlib.suppress(ImportError):
+        from torch._inductor.fx_passes import serialized_patterns
+
+        for module in pkgutil.iter_modules(serialized_patterns.__path__):
+            importlib.import_module(f"{serialized_patterns.__name__}.{module.name}")
 
 
 def integer(value: int) -> sympy.Integer:

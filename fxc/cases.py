@@ -16,9 +16,11 @@ from torch import fx
 
 from fxc.errors import TraceError
 from fxc.graph_text import print_graph, rename
+from fxc.random_inputs import draw
 from fxc.scalars import evaluate, is_scalar
 from fxc.shapes import Range
-from fxc.trace import Narrowed, Traced, draw
+from fxc.trace import Narrowed
+from fxc.traced import Traced
 
 Capture = Callable[[Range], Traced]
 
@@ -70,7 +72,9 @@ def _cut(whole: Range, part: Range, why: str) -> list[Range]:
         if (low, high) != (inner_low, inner_high)
     ]
     if len(differing) != 1:
-        raise TraceError(f"the model branches on {len(differing)} dimensions at once: {why}", "narrow the bounds in dims")
+        raise TraceError(
+            f"the model branches on {len(differing)} dimensions at once: {why}", "narrow the bounds in dims"
+        )
     name, low, high, (inner_low, inner_high) = differing[0]
     pieces = [(low, inner_low - 1), (inner_low, inner_high), (inner_high + 1, high)]
     return [whole.replace(name, start, stop) for start, stop in pieces if start <= stop]
@@ -119,7 +123,9 @@ def _interesting(box: Range, points: Iterable[Mapping[str, int]]) -> list[dict[s
     if len(box.bounds) == 1:
         ((name, low, high),) = box.bounds
         return [{name: value} for value in range(low, min(high, low + 16384) + 1)] + [{name: high}]
-    axes = {name: sorted({low, low + 1, 2, 3, high - 1, high} & set(range(low, high + 1))) for name, low, high in box.bounds}
+    axes = {
+        name: sorted({low, low + 1, 2, 3, high - 1, high} & set(range(low, high + 1))) for name, low, high in box.bounds
+    }
     grid: list[dict[str, int]] = [{}]
     for name, values in axes.items():
         grid = [{**point, name: value} for point in grid for value in values]
@@ -176,7 +182,10 @@ def _runs_equal(general: Traced, special: Traced, point: Mapping[str, int]) -> b
                 tensors[node.meta["role"]] = traced.constants[name].cpu()
                 continue
             value = node.meta["val"]
-            shape = [size if isinstance(size, int) else _size(size, node, index, point) for index, size in enumerate(value.shape)]
+            shape = [
+                size if isinstance(size, int) else _size(size, node, index, point)
+                for index, size in enumerate(value.shape)
+            ]
             total += value.element_size() * int(torch.Size(shape).numel())
             if total > COMPARE_BYTES:
                 raise TraceError(
@@ -189,7 +198,9 @@ def _runs_equal(general: Traced, special: Traced, point: Mapping[str, int]) -> b
     except Exception:
         return False  # the general graph does not even run there
     return all(
-        a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-4, equal_nan=True)
+        a.shape == b.shape
+        and a.dtype == b.dtype
+        and torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-4, equal_nan=True)
         for a, b in zip(*results, strict=True)
     )
 

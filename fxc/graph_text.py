@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxc._torch_build import OpOverload
 from fxc.errors import TraceError
 
 ABBREVIATIONS: dict[torch.dtype, str] = {
@@ -41,8 +42,8 @@ _INFIX: dict[Any, str] = {
 }  # fmt: skip
 _AST_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.truediv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.Eq: operator.eq, ast.NotEq: operator.ne,
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.Div: operator.truediv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.Eq: operator.eq,
+    ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
     ast.BitAnd: operator.and_, ast.BitOr: operator.or_,
 }  # fmt: skip
 _MODULES = {"torch": torch, "math": math, "operator": operator}
@@ -70,7 +71,7 @@ def layout(value: torch.Tensor) -> str:
 
 def target_text(target: Any) -> str:
     """How a call target is written: `torch.ops.aten.add.Tensor`, `operator.mul`, `math.ceil`, `torch.sym_max`."""
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return f"torch.ops.{target}"
     module = getattr(target, "__module__", "") or ""
     name = getattr(target, "__name__", "")
@@ -121,13 +122,13 @@ def call_text(node: fx.Node, target: str | None = None) -> str:
 
 
 def comment(node: fx.Node) -> str:
-    """`  # f32[n, 256]` for a node that makes a tensor; the tracer wrote the layout with the names of the dimensions."""
+    """`  # f32[n, 256]` for a node that makes a tensor, with the names of the dimensions."""
     text = node.meta.get("layout")
     return f"  # {text}" if text else ""
 
 
 def print_graph(graph: fx.Graph, name: str, source_lines: bool = False) -> str:
-    """`def name(...)` with one line per node; with `source_lines`, a comment wherever the model's source line changes."""
+    """`def name(...)` with one line per node; with `source_lines`, a comment wherever the model's line changes."""
     parameters, body = [], []
     last = ""
     for node in graph.nodes:
@@ -171,7 +172,7 @@ def rename(graph: fx.Graph, prefix: str = "in") -> None:
             placeholders += 1
         elif node.op == "call_function":
             target = node.target
-            base = target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else target.__name__
+            base = target._schema.name.split("::")[-1] if isinstance(target, OpOverload) else target.__name__
             base = base.strip("_") or "op"
             count = counts.get(base, 0)
             counts[base] = count + 1
@@ -237,7 +238,11 @@ def _value(expression: ast.expr, nodes: dict[str, fx.Node]) -> Any:
         case ast.Tuple():
             return tuple(_value(item, nodes) for item in expression.elts)
         case ast.Dict():
-            return {ast.literal_eval(k): _value(v, nodes) for k, v in zip(expression.keys, expression.values) if k}
+            return {
+                ast.literal_eval(k): _value(v, nodes)
+                for k, v in zip(expression.keys, expression.values, strict=True)
+                if k
+            }
         case ast.UnaryOp(op=ast.USub()):
             return -_value(expression.operand, nodes)
         case ast.BinOp():  # a complex constant, 1 + 2j
@@ -260,9 +265,8 @@ def parse_layout(text: str) -> tuple[torch.dtype, list[str], list[str] | None]:
     match = _LAYOUT.fullmatch(text)
     if match is None:
         raise ValueError(f"not a layout: {text!r}")
-    split: Callable[[str], list[str]] = lambda part: [item for item in _split(part)]
     strides = match["strides"]
-    return DTYPES[match["dtype"]], split(match["shape"]), None if strides is None else split(strides)
+    return DTYPES[match["dtype"]], list(_split(match["shape"])), None if strides is None else list(_split(strides))
 
 
 def _split(text: str) -> Iterable[str]:

@@ -53,6 +53,21 @@ class HostCompiler:
             arguments[1:1] = map(str, found)
         self.run(shlex.join(arguments), cwd)
 
+    def accepts(self, flags: list[str], code: str) -> bool:
+        """Whether the compiler compiles `code` with `flags`; asked once and kept."""
+        compiler = shlex.split(os.environ.get("CXX") or "g++")
+        name = hashlib.sha256("\0".join([self.identity, *compiler, *flags, code]).encode()).hexdigest()[:32]
+        answer = self.scratch / f"{name}.accepted"
+        if not answer.exists():
+            command = [*compiler, *flags, "-fsyntax-only", "-std=c++20", "-x", "c++", "-"]
+            # The code may use torch's headers, for which the include path is missing here: what counts are the flags.
+            source = code if "#include <immintrin.h>" in code else ""
+            done = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+            part = answer.with_suffix(f".{os.getpid()}")
+            part.write_text("yes" if done.returncode == 0 else "no")
+            os.rename(part, answer)
+        return answer.read_text() == "yes"
+
     def _compile(self, arguments: list[str], source: Path, directory: str) -> list[str]:
         """The command to use instead, after the source was changed to match."""
         text = source.read_text()
@@ -76,7 +91,7 @@ class HostCompiler:
         return [arguments[0], *include, *arguments[1:]]
 
     def _kept(self, flags: list[str], text: str, suffix: str, directory: str) -> Path | None:
-        """The file made of `text` with `flags`; None where it is not there and another process makes it or none should."""
+        """The file made of `text` with `flags`; None where it is not there and is not to be made here and now."""
         name = hashlib.sha256("\0".join([self.identity, *flags, text]).encode()).hexdigest()[:32]
         path = self.scratch / (name + suffix)
         if path.exists():

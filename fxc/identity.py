@@ -1,7 +1,7 @@
 """The two keys of a build, and the source files behind them. Imports no torch.
 
-The direct key stands for a spec on a machine; with the digests of the source files that the last trace read, it finds an
-artifact without tracing. The content key names the artifact: it digests what was traced and what it is compiled for.
+The direct key stands for a spec on a machine; with the digests of the source files that the last trace read, it finds
+an artifact without tracing. The content key names the artifact: it digests what was traced and what it is compiled for.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from fxc._worker import CheckJob, CompileJob, Reply
 from fxc.cache import Cache, key
 from fxc.errors import CompileError, ProofError
 from fxc.manifest import Binary, Proof
-from fxc.partition import Piece
 from fxc.pool import Pool
 from fxc.progress import Observer
+from fxc.region import Piece
 from fxc.shapes import Range, edge_points
 from fxc.target import Target
 
@@ -51,6 +51,7 @@ class Unit:
             [
                 ("lower", VERSION),
                 ("piece", self.piece.text),
+                ("ops", "\n".join(self.piece.custom_ops)),
                 ("range", self.range.label),
                 ("hints", repr(sorted(self.dims().items()))),
                 ("options", repr(sorted(self.options))),
@@ -84,7 +85,7 @@ def options(level: int, is_size: bool, target: Target) -> dict[str, Any]:
         "aot_inductor.package": False,
         "aot_inductor.precompile_headers": False,  # ours, in _torch_build, cost less
         "compile_threads": 1,  # each job is a process already
-        "cpp.vec_isa_ok": True,  # else each extension is test-compiled, up to a minute; a binary is loaded and run anyway
+        "cpp.vec_isa_ok": target.device == "cpu",  # else each extension is test-compiled, up to a minute in all
         "cpp.dynamic_threads": True,  # else the builder's number of cores is written into the binary
         "fallback_random": True,  # the same random numbers as eager
     }
@@ -200,7 +201,8 @@ class Lowering:
             return
         job = CompileJob(
             id=number, text=unit.piece.text, dims=unit.dims(), device=unit.target.device, options=dict(unit.options),
-            imports=self.imports, directory=str(entry.directory), scratch=str(self.cache.scratch("compiler")), fast=fast,
+            imports=self.imports, directory=str(entry.directory), scratch=str(self.cache.scratch("compiler")),
+            fast=fast,
         )  # fmt: skip
         self.pool.send(job)
 
@@ -261,7 +263,9 @@ def _failure(unit: Unit, reply: Reply, checking: bool) -> CompileError | ProofEr
     """The error for a job that failed; its `detail` is what `-v` shows."""
     error: CompileError | ProofError
     if not checking:
-        error = CompileError(f"{unit.label} does not compile: {reply.error}", "`-v` shows all that the compiler printed")
+        error = CompileError(
+            f"{unit.label} does not compile: {reply.error}", "`-v` shows all that the compiler printed"
+        )
     elif reply.error.startswith("ProofError: "):
         error = ProofError(
             f"{unit.label} does not equal eager: {reply.error.removeprefix('ProofError: ')}",

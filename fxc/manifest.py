@@ -21,7 +21,7 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Base of every record."""
 
 
-class Tensor(_Record):
+class Tensor(_Record, frozen=True):
     """Layout of a tensor that the program takes or returns."""
 
     name: str
@@ -31,7 +31,7 @@ class Tensor(_Record):
     """`float32`, `int64`, ..."""
 
 
-class Input(Tensor):
+class Input(Tensor, frozen=True):
     """One argument of the program, in the order of `forward`."""
 
     values: tuple[float, float] | None = None
@@ -40,7 +40,7 @@ class Input(Tensor):
     """Whether the program writes into it."""
 
 
-class Weight(Tensor):
+class Weight(Tensor, frozen=True):
     """A parameter or persistent buffer, bound by name."""
 
     aliases: tuple[str, ...] = ()
@@ -49,13 +49,13 @@ class Weight(Tensor):
     mutated: bool = False
 
 
-class Constant(Tensor):
+class Constant(Tensor, frozen=True):
     """A lifted constant or non-persistent buffer; its value is in constants.safetensors."""
 
     mutated: bool = False
 
 
-class Piece(_Record):
+class Piece(_Record, frozen=True):
     """A call in the stitched program."""
 
     name: str
@@ -67,7 +67,7 @@ class Piece(_Record):
     """Number of calls in the piece's graph."""
 
 
-class Program(_Record):
+class Program(_Record, frozen=True):
     """One stitched step: what serves a range or a size."""
 
     range: Range
@@ -77,7 +77,7 @@ class Program(_Record):
     """Per compiled piece, in the order of the step's `pieces` argument: key into `Manifest.binaries`."""
 
 
-class Proof(_Record):
+class Proof(_Record, frozen=True):
     """A piece that was run against eager."""
 
     piece: str
@@ -87,7 +87,7 @@ class Proof(_Record):
     tolerance: float
 
 
-class Binary(_Record):
+class Binary(_Record, frozen=True):
     """A compiled piece: `<key>.so`, and `<key>.json` where custom ops are called from inside."""
 
     piece: str
@@ -104,14 +104,14 @@ class Binary(_Record):
     """What the compiler took for granted about sizes; the proof is what says that it does not matter."""
 
 
-class File(_Record):
+class File(_Record, frozen=True):
     """A file of a rank's directory."""
 
     bytes: int
     sha256: str
 
 
-class Rank(_Record):
+class Rank(_Record, frozen=True):
     """One `rank_<r>_<d>` directory."""
 
     rank: int
@@ -121,7 +121,7 @@ class Rank(_Record):
     """By path relative to the artifact, `rank_0_0/transformed_code.py`."""
 
 
-class Factor(_Record):
+class Factor(_Record, frozen=True):
     """A named part of the content key."""
 
     name: str
@@ -129,12 +129,12 @@ class Factor(_Record):
     """The value itself where it is short, else its digest."""
 
 
-class PassReport(_Record):
+class PassReport(_Record, frozen=True):
     name: str
     matches: int
 
 
-class CustomOp(_Record):
+class CustomOp(_Record, frozen=True):
     """An op outside aten that the program calls."""
 
     name: str
@@ -143,7 +143,7 @@ class CustomOp(_Record):
     """What registers it: a dotted module, or `FILE.py` relative to model.yaml."""
 
 
-class Source(_Record):
+class Source(_Record, frozen=True):
     """A source file that the trace read."""
 
     file: str
@@ -151,7 +151,7 @@ class Source(_Record):
     digest: str
 
 
-class Manifest(_Record, kw_only=True):
+class Manifest(_Record, frozen=True, kw_only=True):
     """manifest.json."""
 
     format: int = FORMAT

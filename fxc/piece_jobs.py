@@ -16,7 +16,8 @@ from fxc import _torch_build, _torch_run
 from fxc._worker import CheckJob, CompileJob
 from fxc.graph_text import parse_graph, parse_layout
 from fxc.prove import affordable, compare, number
-from fxc.trace import draw
+from fxc.random_inputs import draw
+
 
 def import_ops(names: tuple[str, ...]) -> None:
     """Import what registers custom ops."""
@@ -34,7 +35,7 @@ def import_ops(names: tuple[str, ...]) -> None:
 def compile_piece(job: CompileJob) -> dict[str, Any]:
     """Compile, strip, and say where the files are."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(job.directory) / "inductor")
-    os.environ["TRITON_CACHE_DIR"] = str(Path(job.directory) / "triton")
+    os.environ["TRITON_CACHE_DIR"] = str(Path(job.scratch) / "triton")
     import_ops(job.imports)
     graph, layouts = parse_graph(job.text)
     symbols = _torch_build.Symbols(job.dims)
@@ -96,7 +97,9 @@ def _is_random(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in tags
 
 
-def _draw(layout: str, point: Mapping[str, int], values: tuple[float, float] | None, device: str, seed: int) -> torch.Tensor:
+def _draw(
+    layout: str, point: Mapping[str, int], values: tuple[float, float] | None, device: str, seed: int
+) -> torch.Tensor:
     """A random tensor of this layout; matrices scaled so that products stay near 1."""
     dtype, sizes, strides = parse_layout(layout)
     shape = [int(number(size, point)) for size in sizes]

@@ -126,14 +126,17 @@ def _miss(
     at = time.perf_counter()
     proof = [line for name in sorted(lowered.binaries) for line in lowered.binaries[name].proof]
     manifest = msgspec.structs.replace(
-        manifest, binaries=lowered.binaries, proof=tuple(proof), created=datetime.now(UTC).isoformat(timespec="seconds"),
+        manifest, binaries=lowered.binaries, proof=tuple(proof),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds={**plan.seconds, "total": time.perf_counter() - start},
     )  # fmt: skip
     cache.publish(manifest, place.directory, plan.files, lowered.binaries, world_size=place.world_size)
     cache.remember(direct, manifest.hash, manifest.sources)
     plan.seconds["publish"] = time.perf_counter() - at
     observer.phase_done("publish", plan.seconds["publish"])
-    return _result(cache, manifest, False, {"compiled": lowered.compiled, "reused": lowered.reused}, plan.seconds, start)
+    return _result(
+        cache, manifest, False, {"compiled": lowered.compiled, "reused": lowered.reused}, plan.seconds, start
+    )
 
 
 def _lower(plan: Plan, cache: Cache, pool: Any, prove: bool, force: bool, observer: Observer) -> Lowered:

@@ -1,12 +1,10 @@
-"""A spec to all that has to be made: graphs, pieces, units, and the manifest but for what compiling adds. Imports torch."""
+"""A spec to all that has to be made: graphs, pieces, units, and the manifest but for what compiling adds."""
 
 from __future__ import annotations
 
 import gc
-import math
-import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,17 +14,19 @@ from safetensors.torch import save as save_tensors
 
 import fxc.ops  # noqa: F401  registers fxc::attention
 from fxc import identity, lower, prove, stitch, trace
+from fxc._torch_build import OpOverload
 from fxc.cache import key
 from fxc.cases import cover
 from fxc.errors import TraceError
 from fxc.graph_text import print_graph
 from fxc.manifest import Constant, CustomOp, Factor, Input, Manifest, PassReport, Piece, Program, Source, Weight
 from fxc.models import ModelSource, expected_ops, instantiate, resolve
-from fxc.partition import Call, Partition, check_splitting_ops, partition
+from fxc.partition import Partition, check_splitting_ops, partition
+from fxc.region import OWN_NAMESPACES, Call
 from fxc.shapes import Range
-from fxc.spec import Spec
+from fxc.spec import Spec, check_spec
 from fxc.target import Target
-from fxc.trace import Traced
+from fxc.traced import Traced
 
 
 @dataclass
@@ -56,6 +56,7 @@ def make_plan(spec: Spec, directory: Path, target: Target) -> Plan:
     source = resolve(spec, directory)
     check_splitting_ops(spec.partition.splitting_ops)
     spec = msgspec.structs.replace(spec, inputs=dict(source.inputs), dims=dict(source.dims))
+    check_spec(spec, source.name)
     model = instantiate(source)
     weights, unused_candidates = _weights(model)
     expected = expected_ops(model)
@@ -91,7 +92,7 @@ def _trace(spec: Spec, model: torch.nn.Module, expected: Mapping[str, int]) -> l
 
 
 def _qualified(node: torch.fx.Node) -> str:
-    return node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
+    return node.target._schema.name if isinstance(node.target, OpOverload) else ""
 
 
 def _weights(model: torch.nn.Module) -> tuple[dict[str, Weight], set[str]]:
@@ -99,7 +100,10 @@ def _weights(model: torch.nn.Module) -> tuple[dict[str, Weight], set[str]]:
     found: dict[str, Weight] = {}
     by_identity: dict[int, str] = {}
     persistent = model.state_dict(keep_vars=True)
-    for kind, named in (("parameter", model.named_parameters(remove_duplicate=False)), ("buffer", model.named_buffers())):
+    for kind, named in (
+        ("parameter", model.named_parameters(remove_duplicate=False)),
+        ("buffer", model.named_buffers()),
+    ):
         for name, tensor in named:
             if name not in persistent:
                 continue
@@ -108,7 +112,10 @@ def _weights(model: torch.nn.Module) -> tuple[dict[str, Weight], set[str]]:
                 found[first] = msgspec.structs.replace(found[first], aliases=(*found[first].aliases, name))
                 continue
             found[name] = Weight(
-                name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."), buffer=kind == "buffer"
+                name=name,
+                shape=tuple(tensor.shape),
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                buffer=kind == "buffer",
             )
     return found, set(persistent)
 
@@ -132,7 +139,7 @@ def _assemble(
     programs, units = _programs(spec, parts, target, numbers)
     files = {
         "transformed_code.py": code.encode(),
-        "computation_graph.py": f'"""{title}\n\nThe graph that was traced, before it was cut."""\n\nimport torch\n\n\n{graphs}'.encode(),
+        "computation_graph.py": _graph_file(title, graphs).encode(),
     }
     if data:
         files["constants.safetensors"] = save_tensors(data)
@@ -155,7 +162,10 @@ def _assemble(
         weights=tuple(msgspec.structs.replace(w, mutated=w.name in mutated) for w in used_weights),
         constants=tuple(
             Constant(
-                name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."), mutated=name in mutated
+                name=name,
+                shape=tuple(tensor.shape),
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                mutated=name in mutated,
             )
             for name, tensor in data.items()
         ),
@@ -172,14 +182,20 @@ def _assemble(
     return Plan(manifest, files, units, (), {}, count, len(unique))
 
 
-def _used(traces: Sequence[Traced] | object, weights: Mapping[str, Weight]) -> tuple[list[Weight], list[str]]:
+def _graph_file(title: str, graphs: str) -> str:
+    return f'"""{title}\n\nThe graph that was traced, before it was cut."""\n\nimport torch\n\n\n{graphs}'
+
+
+def _used(traces: Iterable[Traced], weights: Mapping[str, Weight]) -> tuple[list[Weight], list[str]]:
     """Weights and constants that some graph reads, in order of first appearance."""
     read: dict[str, str] = {}
-    for traced in traces:  # type: ignore[attr-defined]
+    for traced in traces:
         for node in traced.graph.nodes:
             if node.op == "placeholder" and node.users and node.meta["role"][0] != "input":
                 read.setdefault(node.meta["role"][1], node.meta["role"][0])
-    return [weights[name] for name, role in read.items() if role == "weight"], [n for n, role in read.items() if role == "constant"]
+    return [weights[name] for name, role in read.items() if role == "weight"], [
+        n for n, role in read.items() if role == "constant"
+    ]
 
 
 def _programs(
@@ -219,14 +235,18 @@ def _pieces(part: Partition, numbers: Mapping[str, str]) -> tuple[Piece, ...]:
     )
 
 
-def _custom_ops(parts: Sequence[Partition] | object, imports: Sequence[str]) -> tuple[CustomOp, ...]:
+def _custom_ops(parts: Iterable[Partition], imports: Sequence[str]) -> tuple[CustomOp, ...]:
     """Ops outside aten, and what registers them."""
     names: set[str] = set()
-    for part in parts:  # type: ignore[attr-defined]
+    for part in parts:
         for statement in part.statements:
-            names |= set(statement.piece.custom_ops) if isinstance(statement, Call) else {_qualified(statement.node)}
+            if isinstance(statement, Call):
+                names |= {schema.partition("(")[0].partition(".")[0] for schema in statement.piece.custom_ops}
+            else:
+                names.add(_qualified(statement.node))
     owners = {name: "fxc.ops" if name.startswith("fxc::") else (imports[0] if imports else "") for name in names}
-    return tuple(CustomOp(name=name, module=owners[name]) for name in sorted(names) if not name.startswith(("aten::", "prims::")))
+    own = tuple(f"{namespace}::" for namespace in OWN_NAMESPACES)
+    return tuple(CustomOp(name=name, module=owners[name]) for name in sorted(names) if not name.startswith(own))
 
 
 def _passes(spec: Spec) -> tuple[PassReport, ...]:
@@ -241,6 +261,7 @@ def _factors(
     pairs = [
         ("format", "1"),
         ("graph", key.digest(body + "\n".join(call.piece.text for call in unique.values()))),
+        ("ops", " ".join(sorted({schema for call in unique.values() for schema in call.piece.custom_ops}))),
         ("inputs", msgspec.json.encode(spec.inputs).decode()),
         ("dims", msgspec.json.encode(spec.dims).decode()),
         ("programs", " ".join(program.range.label for program in programs)),

@@ -104,11 +104,15 @@ def compare(
 
 def _strides(tensor: torch.Tensor) -> list[int]:
     """Strides that decide anything: not those of a size of 1, none of an empty tensor."""
-    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1] if tensor.numel() else []
+    return (
+        [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+        if tensor.numel()
+        else []
+    )
 
 
 def row_errors(have: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
-    """Per row (along the last dimension), the norm of the difference over the larger of the row's and a usual row's norm.
+    """Per row (along the last dimension), the norm of the difference over the norm of the row or of a usual one.
 
     NaN equals NaN and an infinity itself; an inequality of those is an infinite error.
     """

@@ -5,22 +5,40 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import keyword
+import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from fxc.graph_text import parse_layout, target_text
-from fxc.partition import Call, Eager, Partition, eager_text, scalar_text
+from fxc.graph_text import call_text, parse_layout, target_text, value_text
+from fxc.partition import Eager, Partition
+from fxc.region import Call
 from fxc.scalars import is_scalar
 
-_RESERVED = {*keyword.kwlist, *dir(builtins), "torch", "math", "operator", "collections", "pieces", "weights", "step", "WEIGHTS", "PIECES"}
+_RESERVED = {
+    *keyword.kwlist,
+    *dir(builtins),
+    "torch",
+    "math",
+    "operator",
+    "collections",
+    "pieces",
+    "weights",
+    "step",
+    "WEIGHTS",
+    "PIECES",
+}
 
 
 def stitch(
-    partitions: Mapping[str, Partition], inputs: Sequence[str], weights: Sequence[str], title: str, functions: Mapping[str, str] | None = None
+    partitions: Mapping[str, Partition],
+    inputs: Sequence[str],
+    weights: Sequence[str],
+    title: str,
+    functions: Mapping[str, str] | None = None,
 ) -> str:
     """The text of transformed_code.py.
 
@@ -33,7 +51,10 @@ def stitch(
     """
     steps = [_Step(name, part, inputs, weights) for name, part in partitions.items()]
     record_types = sorted({text for step in steps for text in step.types})
-    parts = [f'"""{title}\n\n{_CONVENTION}"""', "import collections\nimport math\nimport operator\n\nimport torch\n\ninf, nan = math.inf, math.nan"]
+    parts = [
+        f'"""{title}\n\n{_CONVENTION}"""',
+        "import collections\nimport math\nimport operator\n\nimport torch\n\ninf, nan = math.inf, math.nan",
+    ]
     parts += record_types
     parts.append("WEIGHTS = (" + "".join(f"\n    {name!r}," for name in weights) + ("\n)" if weights else ")"))
     parts += [step.text() for step in steps]
@@ -109,7 +130,9 @@ class _Step:
         if count:
             lines.append(f"    {', '.join(f'piece_{i}' for i in range(count))}{',' if count == 1 else ''} = pieces")
         if self.weight_names:
-            lines.append("    (" + "".join(f"\n        {name}," for name in self.weight_names.values()) + "\n    ) = weights")
+            lines.append(
+                "    (" + "".join(f"\n        {name}," for name in self.weight_names.values()) + "\n    ) = weights"
+            )
         lines += [f"    {alias} = {target}" for target, alias in self.ops.items()]
         lines.append("")
         lines.append(f"    def step({', '.join(self.inputs)}):")
@@ -174,7 +197,10 @@ class _Step:
             whole = self._fresh(node.name)
             self.names[node] = whole
             lines.append(f"{whole} = {right}")
-            lines += [f"{self._name(item)} = {whole}[{item.args[1]}]  # {item.meta.get('layout', '')}" for item in statement.results]
+            lines += [
+                f"{self._name(item)} = {whole}[{item.args[1]}]  # {item.meta.get('layout', '')}"
+                for item in statement.results
+            ]
             lines.append(f"del {whole}")
         if not target_text(node.target).startswith(("torch.ops.aten.", "torch.ops.fxc.")):
             lines += [line for item in statement.results for line in self._border(item)]
@@ -186,7 +212,7 @@ class _Step:
         if not node.meta.get("layout") or not node.users:
             return []
         name = self._name(node)
-        _, sizes, strides = parse_layout(node.meta["layout"])
+        _, _, strides = parse_layout(node.meta["layout"])
         if strides is None:
             return [f"{name} = {name}.contiguous()"]
         wanted = f"({', '.join(strides)},)"
@@ -194,14 +220,20 @@ class _Step:
         return [f"if {name}.stride() != {wanted}:", f"    {name} = {fresh}"]
 
     def _view(self, node: fx.Node) -> tuple[list[str], list[fx.Node], list[fx.Node]]:
-        return [f"{self._name(node)} = {self._written(node)}"], [node], [a for a in node.all_input_nodes if not is_scalar(a)]
+        return (
+            [f"{self._name(node)} = {self._written(node)}"],
+            [node],
+            [a for a in node.all_input_nodes if not is_scalar(a)],
+        )
 
     def _written(self, node: fx.Node) -> str:
         """Right-hand side with this step's names for tensors."""
         target = target_text(node.target)
         alias = self.ops.get(target)
         if alias is None and not target.startswith("operator."):
-            alias = self.ops[target] = self._fresh(target.removeprefix("torch.ops.").removesuffix(".default").replace(".", "_"))
+            alias = self.ops[target] = self._fresh(
+                target.removeprefix("torch.ops.").removesuffix(".default").replace(".", "_")
+            )
         saved = {arg: arg.name for arg in node.all_input_nodes}
         try:
             for arg in saved:
@@ -237,8 +269,7 @@ class _Step:
 
 def output_text(value: Any) -> str:
     """The structure of the output for people, with names of nodes for tensors."""
-    names: Callable[[fx.Node], str] = lambda node: node.name
-    return str(torch.fx.node.map_arg(value, names)) if not isinstance(value, fx.Node) else names(value)
+    return str(torch.fx.node.map_arg(value, lambda node: node.name))
 
 
 def unique_pieces(partitions: Iterable[Partition]) -> dict[str, Call]:
@@ -248,3 +279,37 @@ def unique_pieces(partitions: Iterable[Partition]) -> dict[str, Call]:
         for call in part.calls:
             found.setdefault(call.piece.unique, call)
     return found
+
+
+def eager_text(node: fx.Node, target: str | None = None) -> str:
+    """The right-hand side of an op that runs as itself; size numbers written as expressions of dimensions."""
+
+    def written(value: Any) -> Any:
+        return _Source(scalar_text(value)) if isinstance(value, fx.Node) and is_scalar(value) else value
+
+    args = torch.fx.node.map_arg(node.args, written)
+    kwargs = torch.fx.node.map_arg(node.kwargs, written)
+    if node.target is operator.getitem:
+        return call_text(node)
+    parts = [_text(arg) for arg in args] + [f"{name}={_text(value)}" for name, value in kwargs.items()]
+    return f"{target}({', '.join(parts)})"
+
+
+class _Source(str):
+    """Source that is put in as it stands."""
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, _Source):
+        return str(value)
+    if isinstance(value, (list, tuple)) and any(isinstance(item, _Source) for item in value):
+        return "[" + ", ".join(_text(item) for item in value) + "]"
+    return value_text(value)
+
+
+def scalar_text(node: fx.Node) -> str:
+    """A size number as Python over the names of dimensions."""
+    value = node.meta.get("val")
+    if isinstance(value, (int, float, bool)):
+        return repr(value)
+    return str(node.meta["expr"])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from typing import Any
-
-import yaml
 
 from fxc.convert import shown
 from fxc.errors import SpecError
@@ -18,8 +17,10 @@ def read(text: str, where: str) -> Any:
     Raises:
         SpecError: names `where` and, where it is known, line and column.
     """
+    import yaml  # here, since a server that loads a program reads no YAML
+
     try:
-        return yaml.load(text, Loader=_Loader)
+        return yaml.load(text, Loader=_loader())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
@@ -54,21 +55,23 @@ def check_plain(value: Any, key: str, where: str, depth: int = 0) -> None:
         raise SpecError(f"{where}: {key}: {shown(value)} does not fit 64 bits", "quote it")
 
 
-class _Loader(yaml.SafeLoader):
+@functools.cache
+def _loader() -> Any:
     """SafeLoader that refuses a key that stands twice in one mapping."""
+    import yaml
 
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
-        for name, _ in node.value:
-            if isinstance(name, yaml.ScalarNode) and name.value in seen:
-                problem = f"the key {name.value!r} stands there twice"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=name.start_mark)
-            seen.add(str(name.value))
-        return node
+    class Loader(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node: yaml.MappingNode = super().compose_mapping_node(anchor)
+            seen: set[str] = set()
+            for name, _ in node.value:
+                if isinstance(name, yaml.ScalarNode) and name.value in seen:
+                    problem = f"the key {name.value!r} stands there twice"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=name.start_mark)
+                seen.add(str(name.value))
+            return node
 
-
-# YAML 1.1, which PyYAML follows, reads 1e-5 as text; everyone means the number.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+    # YAML 1.1, which PyYAML follows, reads 1e-5 as text; everyone means the number.
+    number = re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+    return Loader

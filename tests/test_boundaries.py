@@ -24,8 +24,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "convert yaml_text shapes target spec manifest progress",
         "cache",
         "_torch_run machine identity ops runtime",
-        "host_compiler scalars graph_text trace partition stitch _torch_build passes",
-        "models cases _worker pool prove piece_jobs lower plan pipeline warm",
+        "host_compiler random_inputs scalars graph_text traced region partition stitch _torch_build passes",
+        "models trace cases _worker pool prove piece_jobs lower plan pipeline warm",
         "cli",
         "__init__ __main__",
     )

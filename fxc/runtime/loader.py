@@ -11,14 +11,13 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from fxc import _torch_run, identity, machine
+from fxc import _torch_run, machine
 from fxc.cache import Artifact, Cache
 from fxc.errors import CacheMissError, DamagedError, UsageError
 from fxc.manifest import Manifest
 from fxc.manifest import Program as ProgramRecord
 from fxc.runtime import custom_ops
 from fxc.runtime.program import Factory, Program
-from fxc.spec import load_spec
 
 CODE = "transformed_code.py"
 CONSTANTS = "constants.safetensors"
@@ -72,6 +71,9 @@ def _find(
     """The artifact, and the directory of model.yaml where it was asked for by that."""
     path = Path(ref)
     if path.suffix in (".yaml", ".yml"):
+        from fxc import identity  # imports take longer than loading: only where they are needed
+        from fxc.spec import load_spec
+
         cache = Cache.open(cache_dir)
         place = identity.ranks(rank, world_size, dp_rank)
         found = identity.find(load_spec(path), path.resolve().parent, place, cache)

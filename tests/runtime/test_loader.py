@@ -76,7 +76,7 @@ program = fxc.runtime.load(sys.argv[1]).bind({"linear.weight": torch.eye(4)})
 shutil.rmtree(sys.argv[1])
 print([program(torch.ones(n, 4), torch.ones(n, 1)).sum().item() for n in (1, 8, 9)])
 """
-    assert child(code, shutil.copytree(compiled, tmp_path / "copy")) == "[14.0, 112.0, 126.0]\n"
+    assert child(code, str(shutil.copytree(compiled, tmp_path / "copy"))) == "[14.0, 112.0, 126.0]\n"
 
 
 def test_two_threads_get_their_own_results(compiled: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_tensor_subclass(program: Any) -> None:
 
     class Elsewhere(torch.Tensor):
         @classmethod
-        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
             raise AssertionError
 
     scale = torch.ones(3, 1)

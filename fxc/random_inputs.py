@@ -1,0 +1,37 @@
+"""Made-up inputs: for tracing, for proofs, for warming up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from fxc.spec import InputSpec
+
+
+def example_inputs(
+    inputs: Mapping[str, InputSpec], sizes: Mapping[str, int], device: str, generator: torch.Generator | None = None
+) -> dict[str, torch.Tensor]:
+    """Made-up inputs: integers from `values` (0 and 1 by default), floats from `values` or a standard normal."""
+    made = {}
+    for name, spec in inputs.items():
+        shape = [sizes[part] if isinstance(part, str) else part for part in spec.shape]
+        dtype = getattr(torch, spec.dtype)
+        made[name] = draw(shape, dtype, spec.values, generator).to(device)
+    return made
+
+
+def draw(
+    shape: Sequence[int], dtype: torch.dtype, values: tuple[float, float] | None, generator: torch.Generator | None
+) -> torch.Tensor:
+    """A random tensor on the CPU with entries in the half-open range `values`."""
+    if dtype.is_floating_point or dtype.is_complex:
+        wide = torch.complex64 if dtype.is_complex else torch.float32
+        if values is None:
+            return torch.randn(list(shape), dtype=wide, generator=generator).to(dtype)
+        low, high = values
+        return (torch.rand(list(shape), generator=generator) * (high - low) + low).to(dtype)
+    low, high = (0, 2) if values is None else values
+    first = math.ceil(low)
+    return torch.randint(first, max(math.ceil(high), first + 1), list(shape), generator=generator).to(dtype)

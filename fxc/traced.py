@@ -1,0 +1,256 @@
+"""What a trace is, and the clean-up that makes it: sizes and placeholders named, conditions out, writes resolved."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fxc import _torch_build as private
+from fxc._torch_build import OpOverload
+from fxc.errors import TraceError
+from fxc.graph_text import layout, source_line
+from fxc.scalars import evaluate
+from fxc.shapes import Range
+from fxc.spec import InputSpec
+
+
+@dataclass
+class Condition:
+    """Something the trace took for granted about the sizes."""
+
+    text: str
+    holds: Callable[[Mapping[str, int]], bool]
+
+
+@dataclass
+class Traced:
+    """One graph and the shapes it was captured for.
+
+    Placeholders are named and carry `meta["role"]`: ("input" | "weight" | "constant", name). Every node that makes a
+    tensor has `meta["layout"]`; every size number `meta["expr"]`, its expression in names of dimensions.
+    """
+
+    range: Range
+    graph: fx.Graph
+    output: Any
+    """The output's own structure; leaves are nodes, None or plain numbers."""
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    conditions: list[Condition] = field(default_factory=list)
+    mutated: set[str] = field(default_factory=set)
+    """Names of inputs, weights and constants that the graph writes into."""
+    how: str = ""
+    """Which way of exporting worked."""
+
+
+def normalise(
+    exported: torch.export.ExportedProgram, inputs: Mapping[str, InputSpec], box: Range, how: str, model: nn.Module
+) -> Traced:
+    """Name sizes and placeholders, take conditions out of the graph, drop what computes nothing."""
+    graph = exported.graph
+    _inline_contexts(exported.graph_module)
+    names = _dimension_names(graph, exported, inputs, box)
+    roles, constants = _roles(exported, model)
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            node.meta["layout"] = _named_layout(value, names)
+        elif (expr := private.expression(value)) is not None:
+            node.meta["expr"] = private.render(expr, names)
+        if node.op == "placeholder":
+            node.meta["role"] = roles.get(node.name, ("input", node.name))
+            if node.name in inputs:
+                node.meta["values"] = inputs[node.name].values
+    conditions = [*_assertions(graph), *_guards(graph, names)]
+    output_node = next(iter(reversed(graph.nodes)))
+    mutated = _resolve_mutation(graph)
+    _sweep(graph)
+    output = private.unflatten(list(output_node.args[0]), exported.call_spec.out_spec)
+    used = {node.meta["role"][1] for node in graph.nodes if node.op == "placeholder" and node.users}
+    return Traced(
+        range=box, graph=graph, output=output, conditions=conditions, how=how,
+        constants={name: value for name, value in constants.items() if name in used},
+        mutated={node.meta["role"][1] for node in mutated},
+    )  # fmt: skip
+
+
+def _dimension_names(
+    graph: fx.Graph, exported: torch.export.ExportedProgram, inputs: Mapping[str, InputSpec], box: Range
+) -> dict[str, str]:
+    """Symbol of torch -> name of the dimension."""
+    names: dict[str, str] = {}
+    dynamic = {name for name, low, high in box.bounds if low < high}
+    for node in graph.nodes:
+        if node.op != "placeholder" or node.name not in inputs:
+            continue
+        value = node.meta["val"]
+        for size, part in zip(value.shape, inputs[node.name].shape, strict=True):
+            expr = private.expression(size)
+            if part not in dynamic:
+                continue
+            if expr is None:
+                raise TraceError(
+                    f"the model fixes {part} to {size}: input {node.name} cannot have another size",
+                    f"give dims.{part} min and max {size}, or remove what ties it to a width of the model",
+                )
+            if not expr.is_Symbol:
+                raise TraceError(f"the model needs {part} to be {expr}", "choose the dimension so that it is free")
+            names[expr.name] = str(part)
+    return names
+
+
+def _named_layout(value: torch.Tensor, names: Mapping[str, str]) -> str:
+    text = layout(value)
+    return re.sub(r"\b[su]\d+\b", lambda match: names.get(match[0], match[0]), text) if names else text
+
+
+def _roles(
+    exported: torch.export.ExportedProgram, model: nn.Module
+) -> tuple[dict[str, tuple[str, str]], dict[str, torch.Tensor]]:
+    """Placeholder -> (role, name); and the values of constants, by name. A tied weight has one name."""
+    kind = torch.export.graph_signature.InputKind
+    canonical: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        canonical.setdefault(id(parameter), name)
+    first = {name: canonical[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
+    roles: dict[str, tuple[str, str]] = {}
+    constants: dict[str, torch.Tensor] = {}
+    for spec in exported.graph_signature.input_specs:
+        name = spec.arg.name
+        target = spec.target or name
+        if spec.kind is kind.PARAMETER or (spec.kind is kind.BUFFER and spec.persistent):
+            roles[name] = ("weight", first.get(target, target))
+        elif spec.kind in (kind.BUFFER, kind.CONSTANT_TENSOR):
+            value = exported.constants[target]
+            roles[name] = ("constant", target)
+            constants[target] = value.detach()
+        elif spec.kind is kind.USER_INPUT:
+            roles[name] = ("input", name)
+        else:
+            raise TraceError(f"the traced graph takes {name}, a {spec.kind.name.lower()}, which fxc cannot store")
+    return roles, constants
+
+
+def _inline_contexts(module: fx.GraphModule) -> None:
+    """Inline `with torch.no_grad()` and `with autocast(enabled=False)` blocks, which export keeps as submodules."""
+    for node in list(module.graph.nodes):
+        if node.op == "call_module" and node.target == "_guards_fn":
+            module.graph.erase_node(node)
+            continue
+        name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+        if name not in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
+            continue
+        sub = next(arg for arg in node.args if isinstance(arg, fx.Node) and arg.op == "get_attr")
+        if name == "wrap_with_autocast" and node.args[2]:
+            raise TraceError("the model enters torch.autocast, which fxc does not apply", "set model.dtype instead")
+        body: fx.GraphModule = getattr(module, str(sub.target))
+        _inline_contexts(body)
+        tail = node.args[node.args.index(sub) + 1 :]
+        mapping: dict[fx.Node, Any] = dict(
+            zip([n for n in body.graph.nodes if n.op == "placeholder"], tail, strict=True)
+        )
+        with module.graph.inserting_before(node):
+            result: Any = module.graph.graph_copy(body.graph, mapping)
+        for user in list(node.users):
+            user.replace_all_uses_with(result[user.args[1]])
+            module.graph.erase_node(user)
+        module.graph.erase_node(node)
+    for node in list(module.graph.nodes):
+        if node.op == "get_attr" and not node.users:
+            module.graph.erase_node(node)
+
+
+def _has_effect(node: fx.Node) -> bool:
+    if node.op in ("placeholder", "output"):
+        return True
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def _assertions(graph: fx.Graph) -> Iterator[Condition]:
+    """Runtime assertions over sizes, as conditions; the nodes lose their users and are swept."""
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not isinstance(node.target, OpOverload):
+            continue
+        name = node.target._schema.name
+        if name == "aten::_assert_scalar":
+            test, message = node.args[0], str(node.args[1])
+            graph.erase_node(node)
+            if isinstance(test, fx.Node):
+                yield Condition(_plain(message, test), partial(_true, test))
+        elif name in (
+            "aten::_assert_tensor_metadata",
+            "aten::sym_constrain_range",
+            "aten::sym_constrain_range_for_size",
+        ):
+            graph.erase_node(node)
+
+
+def _true(test: fx.Node, sizes: Mapping[str, int]) -> bool:
+    return bool(evaluate(test, sizes))
+
+
+def _plain(message: str, node: fx.Node) -> str:
+    place = source_line(node)
+    found = re.search(r"expression (.*) on node", message)
+    return (found[1] if found else message) + (f" ({place})" if place else "")
+
+
+def _guards(graph: fx.Graph, names: Mapping[str, str]) -> Iterator[Condition]:
+    for expr, place in private.guards(graph):
+        symbols = {symbol: names[symbol.name] for symbol in expr.free_symbols if symbol.name in names}
+        if len(symbols) != len(expr.free_symbols) or not symbols:
+            continue
+
+        def holds(sizes: Mapping[str, int], expr: Any = expr, symbols: Any = symbols) -> bool:
+            return bool(expr.xreplace({symbol: private.integer(sizes[name]) for symbol, name in symbols.items()}))
+
+        yield Condition(private.render(expr, names) + (f" ({place})" if place else ""), holds)
+
+
+def _resolve_mutation(graph: fx.Graph) -> set[fx.Node]:
+    """Make every later use of an in-place op's result a use of the tensor it wrote into; find written placeholders.
+
+    Sets `meta["base"]` on views: the node whose memory they show.
+    """
+    base: dict[fx.Node, fx.Node] = {}
+    mutated: set[fx.Node] = set()
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target is operator.getitem and isinstance(node.args[0], fx.Node) and node.args[0] in base:
+            base[node] = base[node.args[0]]
+        if not isinstance(node.target, OpOverload):
+            continue
+        schema = node.target._schema
+        for position, argument in enumerate(schema.arguments):
+            if argument.alias_info is None:
+                continue
+            value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            for source in value if isinstance(value, (list, tuple)) else [value]:
+                if not isinstance(source, fx.Node):
+                    continue
+                root = base.get(source, source)
+                if argument.alias_info.is_write:
+                    root.meta["written"] = True
+                    if root.op == "placeholder":
+                        mutated.add(root)
+                elif schema.returns and schema.returns[0].alias_info is not None:
+                    base[node] = root
+            if argument.alias_info.is_write and isinstance(value, fx.Node) and len(schema.returns) == 1:
+                node.replace_all_uses_with(value, delete_user_cb=lambda user, node=node: user is not node)
+    for node, root in base.items():
+        node.meta["base"] = root
+    return mutated
+
+
+def _sweep(graph: fx.Graph) -> None:
+    """Remove nodes without use or effect."""
+    for node in reversed(list(graph.nodes)):
+        if not node.users and not _has_effect(node):
+            graph.erase_node(node)
