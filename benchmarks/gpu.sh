@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What is measured on a machine with one NVIDIA GPU, in one go of at most nine minutes; the tables come last.
+# What is measured on a machine with an NVIDIA GPU, in one go of at most nine minutes; the tables come last.
 # Uses the Python that has torch, and installs nothing but fxc itself, without what it depends on.
 #   benchmarks/gpu.sh [RESULTS_DIRECTORY [NAME [PARTS...]]]
 set -uo pipefail
 cd "$(dirname "$0")/.."
-export CXX=${CXX:-g++} PYTHONUNBUFFERED=1
-export BENCH_RESULTS=${1:-benchmarks/results}
+export CXX=${CXX:-g++} PYTHONUNBUFFERED=1 BENCH_RESULTS=${1:-benchmarks/results}
+unset PYTHONDONTWRITEBYTECODE # else every new process compiles Python's own bytecode again, which is then what is timed
 name=${2:-h200}
 shift $(($# > 2 ? 2 : $#))
 parts=("$@")
