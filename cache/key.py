@@ -6,16 +6,18 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-import xxhash
-
 
 def digest(data: bytes | str) -> str:
     """Name of some text or bytes: 32 hex digits of XXH3."""
+    import xxhash  # here, since loading needs none
+
     return xxhash.xxh3_128_hexdigest(_bytes(data))
 
 
 def combine(factors: Sequence[tuple[str, str]]) -> str:
     """Digest of ordered, named factors. Lengths go in too, so that no two lists read as the same text."""
+    import xxhash
+
     state = xxhash.xxh3_128()
     for part in (part for factor in factors for part in factor):
         data = _bytes(part)

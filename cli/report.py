@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from fxc.cache import Artifact
@@ -81,8 +82,6 @@ def show(artifact: Artifact, *, verbose: bool) -> None:
 def _facts(artifact: Artifact) -> list[tuple[str, str]]:
     manifest = artifact.manifest
     target = manifest.target
-    calls = {piece for step in manifest.pieces.values() for piece in step if piece.kind == "compiled"}
-    steps = [sum(piece.kind == "compiled" for piece in step) for step in manifest.pieces.values()]
     machine = [target.device, target.arch, f"torch {target.torch}"]
     if target.compute_capability:
         machine.append("compute capability {}.{}".format(*target.compute_capability))
@@ -93,7 +92,7 @@ def _facts(artifact: Artifact) -> list[tuple[str, str]]:
         ("model", manifest.model),
         ("dims", ", ".join(f"{name} {dim.min}..{dim.max}" for name, dim in manifest.spec.dims.items())),
         ("sizes", render.shown_sizes(manifest)),
-        ("pieces", f"{max(steps, default=0)}, {len({piece.unique for piece in calls})} unique"),
+        ("pieces", _pieces(manifest)),
         ("outputs", manifest.outputs),
         ("machine", ", ".join(machine)),
         ("features", " ".join(target.cpu_features)),
@@ -106,6 +105,15 @@ def _facts(artifact: Artifact) -> list[tuple[str, str]]:
         ("seconds", render.phases(manifest.seconds)),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def _pieces(manifest: Manifest) -> str:
+    """`9: 5 compiled calls of 3 unique pieces, 4 fxc::attention`."""
+    pieces = [piece for step in manifest.pieces.values() for piece in step]
+    compiled = [piece.unique for piece in pieces if piece.kind == "compiled"]
+    eager = Counter(piece.name for piece in pieces if piece.kind == "eager")
+    calls = f"{render.count(len(compiled), 'compiled call')} of {render.count(len(set(compiled)), 'unique piece')}"
+    return f"{len(pieces)}: " + ", ".join([calls, *(f"{count} {name}" for name, count in eager.items())])
 
 
 def _layouts(manifest: Manifest, verbose: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import pkgutil
+import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -117,13 +118,19 @@ def compile_graph(
     interface = Path(cpp_wrapper_cpu.__file__).parent / "aoti_runtime" / "interface.cpp"
     host = HostCompiler(
         cpp_builder.run_compile_cmd, interface.read_text() if interface.exists() else "\0", scratch, fast,
-        f"{torch.__version__} {torch.__file__} {compiler_version()}",
+        f"{torch.__version__} {torch.__file__} {compiler_version()}", _baseline(inputs),
     )  # fmt: skip
     cpp_builder.run_compile_cmd = host
     # Inductor asks whether the compiler knows an extension by loading what it makes in a new Python that imports torch:
     # seconds for each, and the CPU was asked already.
     cpu_vec_isa.VecISA.check_build = lambda self, code: host.accepts(self.build_arch_flags().split(), code)  # type: ignore[method-assign]
     return Path(str(torch._inductor.aot_compile(module, inputs, options={**options})))
+
+
+def _baseline(inputs: tuple[torch.Tensor, ...]) -> str:
+    """Around GPU kernels the host code is glue: let it run on any server of the last ten years."""
+    on_gpu = any(tensor.device.type == "cuda" for tensor in inputs)
+    return "x86-64-v3" if on_gpu and platform.machine() == "x86_64" else ""
 
 
 _PRELOADED = (

@@ -27,7 +27,7 @@ _PREFIX = "#include <torch/csrc/inductor/cpp_prefix.h>\n"
 class HostCompiler:
     """Stands in for Inductor's function that runs the host compiler."""
 
-    def __init__(self, run: Run, interface: str, scratch: Path, make: bool, identity: str) -> None:
+    def __init__(self, run: Run, interface: str, scratch: Path, make: bool, identity: str, baseline: str = "") -> None:
         """
         Args:
             run: what it stands in for.
@@ -35,17 +35,21 @@ class HostCompiler:
             scratch: lasting directory for what is shared.
             make: whether to make what is missing there.
             identity: versions of torch and of the compiler, which flags do not show.
+            baseline: `-march` to use instead of the builder's own CPU.
         """
         self.run = run
         self.interface = interface.strip()
         self.scratch = scratch
         self.make = make
         self.identity = identity
+        self.baseline = baseline
         self.objects: dict[str, Path] = {}
         """Object of a piece -> object of the interface that it has to be linked with."""
 
     def __call__(self, cmd_line: str, cwd: str) -> None:
         arguments = shlex.split(cmd_line)
+        if self.baseline:
+            arguments = [f"-march={self.baseline}" if word == "-march=native" else word for word in arguments]
         if "-c" in arguments and (source := _only(arguments, ".cpp")):
             arguments = self._compile(arguments, Path(source), cwd)
         elif "-shared" in arguments:

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 
 from fxc import _torch_run, machine
@@ -182,7 +181,9 @@ def _constants(artifact: Artifact, name: str, device: torch.device) -> list[torc
     constants = artifact.manifest.constants
     if not constants:
         return []
-    tensors = safetensors.torch.load(artifact.read(name))
+    from safetensors.torch import load as read_tensors
+
+    tensors = read_tensors(artifact.read(name))
     if missing := [constant.name for constant in constants if constant.name not in tensors]:
         raise DamagedError(f"{artifact.path / name} has no constant {missing[0]}", MEND)
     return [tensors[constant.name].to(device) for constant in constants]

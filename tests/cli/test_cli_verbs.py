@@ -123,7 +123,7 @@ def test_inspect_for_people(fxc: Any, artifact: Artifact) -> None:
         "model Linear",
         "dims n 1..64",
         "sizes 8",
-        "pieces 1, 1 unique",
+        "pieces 1: 1 compiled call of 1 unique piece",
         "created 2026-01-02T03:04:05Z",
         "seconds trace 3.1 s, total 4.0 s",
         "x float32[n, 4]",
