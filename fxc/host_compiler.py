@@ -47,7 +47,7 @@ class HostCompiler:
         """Object of a piece -> object of the interface that it has to be linked with."""
 
     def __call__(self, cmd_line: str, cwd: str) -> None:
-        arguments = shlex.split(cmd_line)
+        arguments = [word for word in shlex.split(cmd_line) if word != "-g1"]  # line tables; stripped afterwards
         if self.baseline:
             arguments = [f"-march={self.baseline}" if word == "-march=native" else word for word in arguments]
         if "-c" in arguments and (source := _only(arguments, ".cpp")):

@@ -87,7 +87,7 @@ def compare(
         what = f"{name} at {where}"
         if have.shape != want.shape or have.dtype != want.dtype:
             raise ProofError(f"{what} is {have.dtype}{list(have.shape)}, eager gives {want.dtype}{list(want.shape)}")
-        if index < results and _strides(have) != _strides(want):
+        if index < results and strides(have) != strides(want):
             raise ProofError(f"{what} has strides {have.stride()}, eager gives {want.stride()}")
         errors = row_errors(have, want)
         if not errors.numel():
@@ -102,7 +102,7 @@ def compare(
     return {"max_rel_err": worst, "tolerance": limit}
 
 
-def _strides(tensor: torch.Tensor) -> list[int]:
+def strides(tensor: torch.Tensor) -> list[int]:
     """Strides that decide anything: not those of a size of 1, none of an empty tensor."""
     return (
         [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
