@@ -30,6 +30,7 @@ from pathlib import Path
 import msgspec
 
 from fxc.cache.files import make_dirs, sync_dir
+from fxc.errors import CacheIOError
 from fxc.manifest import FORMAT
 
 MANIFEST = "manifest.json"
@@ -38,13 +39,21 @@ INDUCTOR = "inductor"
 
 
 def cache_dir(directory: Path | None, environ: Mapping[str, str]) -> Path:
-    """The cache directory: `directory`, else FXC_CACHE_DIR, else the platform's."""
+    """The cache directory: `directory`, else FXC_CACHE_DIR, else the platform's.
+
+    Raises:
+        CacheIOError: that is a file, or lies below one.
+    """
     chosen = os.fspath(directory) if directory is not None else environ.get("FXC_CACHE_DIR")
     if not chosen:
         import platformdirs
 
         chosen = platformdirs.user_cache_dir("fxc", appauthor=False)
-    return Path(os.path.abspath(os.path.expanduser(chosen)))
+    path = Path(os.path.abspath(os.path.expanduser(chosen)))
+    there = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
+    if not there.is_dir():
+        raise CacheIOError(f"the cache cannot be {path}: {there} is not a directory", "choose another place")
+    return path
 
 
 class Layout(msgspec.Struct, frozen=True):

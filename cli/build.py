@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fxc.cli import progress, render, report
+from fxc.cli import progress, render, report, streams
 from fxc.cli.options import (
     CacheDir,
     DpRank,
@@ -42,7 +42,7 @@ def run(
     check_rank(rank, world_size)
     from fxc import pipeline
 
-    with progress.observer(quiet=quiet, verbose=verbose) as observer:
+    with streams.result_only(), progress.observer(quiet=quiet, verbose=verbose) as observer:
         result = pipeline.build(
             model, overrides=tuple(overrides or ()), level=level, jobs=jobs, force=force, prove=not no_prove,
             rank=rank, world_size=world_size, dp_rank=dp_rank, cache_dir=cache_dir, observer=observer,
@@ -52,4 +52,4 @@ def run(
     if json:
         render.json_object(result)
     else:
-        print(result.hash)
+        streams.write(f"{result.hash}\n")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fxc.cache import Artifact, Cache
-from fxc.cli import render, report
+from fxc.cli import render, report, streams
 from fxc.cli.options import CacheDir, Json, Quiet, Verbose
 from fxc.cli.refs import open_artifact
 from fxc.errors import UsageError
@@ -28,7 +28,7 @@ def run(
         raise UsageError("--code, --graph and --json print different things to stdout", "give one of them")
     artifact = open_artifact(Cache.open(cache_dir), ref)
     if code or graph:
-        print(_source(artifact, "transformed_code.py" if code else "computation_graph.py"), end="")
+        streams.write(_source(artifact, "transformed_code.py" if code else "computation_graph.py"))
     elif json:
         render.json_object(to_data(artifact.manifest))
     else:

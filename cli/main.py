@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.metadata
 import os
@@ -16,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from fxc.cli import build, doctor, inspect, ls, render, schema, verify, warm
+from fxc.cli import build, doctor, inspect, ls, render, schema, streams, verify, warm
 from fxc.convert import nearest
 from fxc.errors import FxcError, UsageError
 
@@ -43,7 +44,7 @@ for _name, _verb in VERBS.items():
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"fxc {importlib.metadata.version('fxc')}")
+        streams.write(f"fxc {importlib.metadata.version('fxc')}\n")
         raise typer.Exit
 
 
@@ -67,32 +68,34 @@ def main() -> NoReturn:
     """Entry point of the process."""
     if not sys.warnoptions and not _has_flag(sys.argv[1:], "v", "--verbose"):
         warnings.simplefilter("ignore")  # of libraries, to their developers; ours come through the observer
+    streams.fill()
     signal.signal(signal.SIGTERM, _terminate)
     code = run(sys.argv[1:])
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader left, as `head` does
-        _drop_stdout()
-        code = code or OUTPUT_CLOSED
-    sys.exit(code)
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    atexit._run_exitfuncs()
+    # Not sys.exit: it waits for threads that a model's code may have left, and takes torch apart for a second.
+    os._exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; the exit code. Everything that goes wrong is told here."""
     try:
-        return _invoke(arguments)
+        code = _invoke(arguments)
+        streams.write("")  # flushes what the help left in the buffer
+        return code
     except FxcError as error:
         return _fail(arguments, error, error.exit_code, error.kind, error.message, error.hint)
     except (KeyboardInterrupt, typer.Abort) as error:
         return _fail(arguments, error, INTERRUPTED, "Interrupted", "interrupted")
     except _Terminated as error:
         return _fail(arguments, error, TERMINATED, "Terminated", "terminated")
-    except BrokenPipeError:
-        _drop_stdout()
+    except BrokenPipeError:  # the reader left, as `head` does
+        streams.drop()
         return OUTPUT_CLOSED
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # what Typer makes of it
-            _drop_stdout()
+            streams.drop()
             return OUTPUT_CLOSED
         return _fail(arguments, error, 1, "SystemExit", f"the model's code called sys.exit({error.code!r})")
     except MemoryError as error:
@@ -101,6 +104,9 @@ def run(arguments: Sequence[str]) -> int:
         message = f"unexpected {type(error).__name__}: {_first_line(error)}"
         hint = "" if _has_flag(arguments, "v", "--verbose") else "this is a fault of fxc; -v shows where"
         return _fail(arguments, error, 1, type(error).__name__, message, hint)
+    except BaseException as error:
+        message = f"the model's code raised {type(error).__name__}: {_first_line(error)}"
+        return _fail(arguments, error, 1, type(error).__name__, message)
 
 
 def _invoke(arguments: Sequence[str]) -> int:
@@ -137,10 +143,12 @@ def _usage_error(error: Any) -> UsageError:
 def _fail(arguments: Sequence[str], error: BaseException, code: int, kind: str, message: str, hint: str = "") -> int:
     if _has_flag(arguments, "v", "--verbose"):
         traceback.print_exception(error, file=sys.stderr)
-    with contextlib.suppress(BrokenPipeError):
-        if _has_flag(arguments, "", "--json"):
+    if _has_flag(arguments, "", "--json"):
+        with contextlib.suppress(FxcError, BrokenPipeError):
             render.json_object({"error": {"code": code, "kind": kind, "message": message, "hint": hint}})
+    with contextlib.suppress(OSError):
         render.error(message, hint)
+    streams.drop()
     return code
 
 
@@ -157,9 +165,3 @@ def _first_line(error: BaseException) -> str:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     raise _Terminated
-
-
-def _drop_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter's last flush is quiet."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fxc.cli import streams
 from fxc.manifest import Manifest
 from fxc.warm import sizes
 
@@ -34,8 +35,7 @@ def line(text: str) -> None:
 
 def json_object(value: Any) -> None:
     """The one JSON object on stdout; `value` is plain data or a struct."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
-    sys.stdout.flush()
+    streams.write(msgspec.json.encode(value).decode() + "\n")
 
 
 def console() -> Console:

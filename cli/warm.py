@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fxc.cli import progress, render, report
+from fxc.cli import progress, render, report, streams
 from fxc.cli.options import (
     CacheDir,
     DpRank,
@@ -41,7 +41,7 @@ def run(
     check_rank(rank, world_size)
     from fxc.warm import warm
 
-    with progress.observer(quiet=quiet, verbose=verbose) as observer:
+    with streams.result_only(), progress.observer(quiet=quiet, verbose=verbose) as observer:
         result = warm(
             ref, overrides=tuple(overrides or ()), level=level, jobs=jobs, require_hit=require_hit, run=not no_run,
             rank=rank, world_size=world_size, dp_rank=dp_rank, cache_dir=cache_dir, observer=observer,
@@ -51,4 +51,4 @@ def run(
     if json:
         render.json_object(result)
     else:
-        print(result.hash)
+        streams.write(f"{result.hash}\n")

@@ -38,7 +38,7 @@ def main() -> None:
     hash_ = fxc.build(Path(__file__).with_name("minilm.yaml")).hash
     start = time.perf_counter()
     program = fxc.load(hash_)
-    # The checkpoint also has a pooler, which sentence embeddings do not use.
+    # The checkpoint also holds position_ids, which are a constant of the program.
     program.bind(folder / "model.safetensors", strict=False)
     print(f"loaded and bound in {(time.perf_counter() - start) * 1e3:.1f} ms")
 

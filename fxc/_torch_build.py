@@ -63,6 +63,29 @@ def guards(graph: fx.Graph) -> Iterator[tuple[sympy.Expr, str]]:
             return
 
 
+def same_memory(left: Any, right: Any) -> bool:
+    """Whether two fake tensors, or the first of a list of them, lie on one storage."""
+    tensors = [value[0] if isinstance(value, (list, tuple)) and value else value for value in (left, right)]
+    return all(isinstance(tensor, torch.Tensor) for tensor in tensors) and (
+        tensors[0].untyped_storage()._cdata == tensors[1].untyped_storage()._cdata
+    )
+
+
+def failed_guards(error: BaseException | None) -> Iterator[str]:
+    """FILE:LINE in the model for every condition on sizes that an export assumed before it raised `error`."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        trace = error.__traceback__
+        while trace is not None:
+            for value in trace.tb_frame.f_locals.values():
+                if isinstance(value, ShapeEnv):
+                    places = (getattr(guard.sloc, "maybe_user_loc", None) for guard in value.guards)
+                    yield from (str(place) for place in places if place)
+            trace = trace.tb_next
+        error = error.__cause__ or error.__context__
+
+
 # --- compiling ------------------------------------------------------------------------------------------------
 
 

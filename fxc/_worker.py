@@ -7,8 +7,10 @@ lines on stdin and stdout; when stdin ends (the build is done, or was killed) ev
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import selectors
+import shlex
 import signal
 import sys
 import time
@@ -74,7 +76,18 @@ def run_job(job: Job) -> dict[str, Any]:
     """Do one job, in a process of its own."""
     from fxc import piece_jobs
 
-    return piece_jobs.compile_piece(job) if isinstance(job, CompileJob) else piece_jobs.check_piece(job)
+    if isinstance(job, CheckJob):
+        return piece_jobs.check_piece(job)
+    plain = _plain(job.directory)
+    result = piece_jobs.compile_piece(msgspec.structs.replace(job, directory=plain))
+    return {k: value.replace(plain, job.directory) if isinstance(value, str) else value for k, value in result.items()}
+
+
+def _plain(directory: str) -> str:
+    """Another path of it if it has characters that Inductor's command lines do not survive, a space for one."""
+    if shlex.quote(directory) == directory:
+        return directory
+    return f"/proc/{os.getpid()}/fd/{os.open(directory, os.O_RDONLY | os.O_DIRECTORY)}"
 
 
 class _Child:
@@ -104,15 +117,18 @@ class _Child:
         return Reply(self.job.id, seconds, error=f"the process crashed ({how})", detail=log)
 
 
-def _fork(job: Job) -> _Child:
+def _fork(job: Job, replies: int) -> _Child:
     read, write = os.pipe()
     pid = os.fork()
     if pid:
         os.close(write)
         return _Child(job, pid, read)
     try:
+        _die_with_parent()
         os.setpgid(0, 0)
         os.close(read)
+        os.close(replies)
+        os.environ["TMPDIR"] = job.directory  # what a killed compiler leaves goes with it
         child = _Child(job, 0, write)
         log = os.open(child.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         for stream in (1, 2):
@@ -135,6 +151,12 @@ def _fork(job: Job) -> _Child:
         os._exit(0)  # no atexit handlers, no destructors of what was loaded
 
 
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when the one that forked it ends, however that ends."""
+    pr_set_pdeathsig = 1  # <sys/prctl.h>
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
 def _message(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     marked = [line for line in lines if "error" in line.lower()]
@@ -145,13 +167,14 @@ def serve() -> None:
     """Fork a process for each request until stdin ends."""
     replies = os.dup(1)
     os.dup2(2, 1)  # nothing that is imported may print into the replies
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the build decides; it closes stdin
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the build decides
     selector = selectors.DefaultSelector()
     selector.register(0, selectors.EVENT_READ)
     from fxc import _torch_build
 
     _torch_build.preload()
+    sys.path.extend(sys.argv[1:])
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on, the end of stdin ends the jobs too
     children: dict[int, _Child] = {}
     buffer = b""
     try:
@@ -163,7 +186,7 @@ def serve() -> None:
                         return
                     *lines, buffer = (buffer + data).split(b"\n")
                     for line in lines:
-                        child = _fork(msgspec.json.decode(line, type=Job))
+                        child = _fork(msgspec.json.decode(line, type=Job), replies)
                         children[child.pipe] = child
                         selector.register(child.pipe, selectors.EVENT_READ)
                     continue
@@ -183,4 +206,9 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    try:
+        serve()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)  # tearing down all that was imported takes a second, for which the build would wait

@@ -9,20 +9,25 @@ the range is split, and each part gets the graph that is right for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
+from itertools import product
+from typing import Any
 
 import torch
 from torch import fx
 
 from fxc.errors import TraceError
-from fxc.graph_text import print_graph, rename
+from fxc.graph_text import parse_layout, print_graph, rename
+from fxc.prove import row_errors, tolerance
 from fxc.random_inputs import draw
-from fxc.scalars import evaluate, is_scalar
+from fxc.scalars import compute, evaluate, is_scalar
 from fxc.shapes import Range
 from fxc.trace import Narrowed
-from fxc.traced import Traced
+from fxc.traced import Condition, Traced
 
 Capture = Callable[[Range], Traced]
+Role = tuple[str, str]
 
 MAX_CASES = 8
 """More graphs than this for one model are a sign of a size-dependent loop, not of a branch."""
@@ -38,53 +43,53 @@ def cover(box: Range, capture: Capture, sizes: Iterable[Mapping[str, int]]) -> l
         sizes: points of special interest: the listed sizes and the ends of the ranges.
 
     Raises:
-        TraceError: a branch that splits `box` into more than `MAX_CASES` parts, or in more than one dimension at once.
+        TraceError: branches that split `box` into more than `MAX_CASES` parts.
     """
     points = [dict(size) for size in sizes]
     done: list[Traced] = []
     waiting = [box]
+    reasons: dict[str, None] = {}
     while waiting:
         if len(done) + len(waiting) > MAX_CASES:
-            conditions = "; ".join(dict.fromkeys(c.text for traced in done for c in traced.conditions)) or "unknown"
             raise TraceError(
-                f"the model takes another path for more than {MAX_CASES} ranges of sizes: {conditions}",
+                f"the model takes another path for more than {MAX_CASES} ranges of sizes: {next(iter(reasons))}",
                 "replace branches on sizes by tensor operations such as torch.where, or narrow the bounds in dims",
             )
         part = waiting.pop()
         try:
             traced = capture(part)
         except Narrowed as narrowed:
-            waiting += _cut(part, narrowed.part, narrowed.message)
+            reasons[narrowed.message] = None
+            waiting += _cut(part, narrowed.part)
             continue
+        except TraceError as error:
+            if not reasons:
+                raise
+            raise TraceError(
+                f"{error.message} (the model takes another path at {part.label}: {next(iter(reasons))})", error.hint
+            ) from error
         odd = _first_difference(traced, capture, points)
         if odd is None:
             done.append(traced)
         else:
-            waiting += _cut(part, odd[0], odd[1])
+            reasons[odd[1]] = None
+            waiting += _cut(part, odd[0])
     return sorted(done, key=lambda traced: traced.range)
 
 
-def _cut(whole: Range, part: Range, why: str) -> list[Range]:
-    """`part`, and what is left of `whole` around it; they may differ in one dimension."""
-    differing = [
-        (name, low, high, (inner_low, inner_high))
-        for (name, low, high), (_, inner_low, inner_high) in zip(whole.bounds, part.bounds, strict=True)
-        if (low, high) != (inner_low, inner_high)
-    ]
-    if len(differing) != 1:
-        raise TraceError(
-            f"the model branches on {len(differing)} dimensions at once: {why}", "narrow the bounds in dims"
-        )
-    name, low, high, (inner_low, inner_high) = differing[0]
-    pieces = [(low, inner_low - 1), (inner_low, inner_high), (inner_high + 1, high)]
-    return [whole.replace(name, start, stop) for start, stop in pieces if start <= stop]
+def _cut(whole: Range, part: Range) -> list[Range]:
+    """`part`, and boxes that fill the rest of `whole` around it."""
+    boxes = []
+    for (name, low, high), (_, inner_low, inner_high) in zip(whole.bounds, part.bounds, strict=True):
+        boxes += [whole.replace(name, a, b) for a, b in ((low, inner_low - 1), (inner_high + 1, high)) if a <= b]
+        whole = whole.replace(name, inner_low, inner_high)
+    return [*boxes, whole]
 
 
 def _first_difference(
     traced: Traced, capture: Capture, points: Iterable[Mapping[str, int]]
 ) -> tuple[Range, str] | None:
     """A part of the range for which the graph is wrong, and why."""
-    box = traced.range
     checked: set[Range] = set()
     for spot, why in _suspects(traced, points):
         if spot in checked:
@@ -94,28 +99,38 @@ def _first_difference(
             special = capture(spot)
         except Narrowed as narrowed:
             raise TraceError(f"no trace at {spot.label}: {narrowed.message}") from None
+        except TraceError as error:
+            raise TraceError(f"at {spot.label}: {error.message}", error.hint) from error
         if not same(traced, special):
             return spot, why
-    del box
     return None
 
 
 def _suspects(traced: Traced, points: Iterable[Mapping[str, int]]) -> Iterable[tuple[Range, str]]:
     """Parts of the range that contradict something the trace assumed: sizes 0 and 1, and broken conditions."""
     box = traced.range
-    for name, low, high in box.bounds:
-        for value in (0, 1):
-            if low <= value <= high and low < high:
-                yield box.replace(name, value, value), f"{name} = {value}"
+    axes = [
+        [(name, low, high), *((name, value, value) for value in (0, 1) if low <= value <= high and low < high)]
+        for name, low, high in box.bounds
+    ]
+    for bounds in product(*axes):
+        if bounds != box.bounds:
+            spot = Range(bounds)
+            broken = (condition.text for condition in traced.conditions if not _holds(condition, spot.low()))
+            yield spot, next(broken, f"the graph at {spot.label} is another one")
     for condition in traced.conditions:
         for point in _interesting(box, points):
-            try:
-                holds = condition.holds(point)
-            except (KeyError, ZeroDivisionError):
-                continue
-            if not holds:
+            if not _holds(condition, point):
                 spot = Range(tuple((name, point[name], point[name]) for name, _, _ in box.bounds))
                 yield spot, f"{condition.text} does not hold at {spot.label}"
+
+
+def _holds(condition: Condition, point: Mapping[str, int]) -> bool:
+    """Whether a condition holds; one that depends on data is not about sizes."""
+    try:
+        return bool(condition.holds(point))
+    except (KeyError, ZeroDivisionError):
+        return True
 
 
 def _interesting(box: Range, points: Iterable[Mapping[str, int]]) -> list[dict[str, int]]:
@@ -135,11 +150,26 @@ def _interesting(box: Range, points: Iterable[Mapping[str, int]]) -> list[dict[s
 def same(general: Traced, special: Traced) -> bool:
     """Whether two graphs compute the same at the shapes of `special`, whose range lies in that of `general`."""
     fixed = {name: low for name, low, high in special.range.bounds if low == high}
-    left, right = _specialised(general, fixed), _specialised(special, fixed)
-    if _text(left) == _text(right):
+    if _structure(general, fixed) != _structure(special, fixed):
+        return False
+    if _text(_specialised(general, fixed)) == _text(_specialised(special, fixed)):
         return True
     point = {**general.range.low(), **{n: min(max(lo, 5), hi) for n, lo, hi in special.range.bounds}, **fixed}
     return _runs_equal(general, special, point)
+
+
+def _structure(traced: Traced, sizes: Mapping[str, int]) -> str:
+    """What the output is made of; numbers by value where they follow from `sizes`."""
+
+    def written(leaf: fx.Node) -> Any:
+        if not is_scalar(leaf):
+            return "tensor"
+        try:
+            return evaluate(leaf, sizes)
+        except KeyError:
+            return "number"
+
+    return repr(fx.node.map_arg(traced.output, written))
 
 
 def _text(graph: fx.Graph) -> str:
@@ -157,7 +187,7 @@ def _specialised(traced: Traced, sizes: Mapping[str, int]) -> fx.Graph:
             try:
                 mapping[node] = evaluate(node, sizes)
                 continue
-            except (KeyError, TypeError):
+            except KeyError:
                 pass
         new = copy.node_copy(node, lambda n: mapping[n])  # type: ignore[arg-type,return-value]
         mapping[node] = new
@@ -170,54 +200,66 @@ def _specialised(traced: Traced, sizes: Mapping[str, int]) -> fx.Graph:
 
 def _runs_equal(general: Traced, special: Traced, point: Mapping[str, int]) -> bool:
     """Run both graphs on the same random tensors at `point` and compare results and written inputs."""
-    tensors: dict[tuple[str, str], torch.Tensor] = {}
+    tensors: dict[Role, torch.Tensor] = {}
     generator = torch.Generator().manual_seed(0)
     total = 0
     for traced in (general, special):
-        for node in traced.graph.nodes:
-            if node.op != "placeholder" or node.meta["role"] in tensors or not node.users:
+        for node in traced.graph.find_nodes(op="placeholder"):
+            role = node.meta["role"]
+            if role in tensors or not node.users:
                 continue
-            role, name = node.meta["role"]
-            if role == "constant":
-                tensors[node.meta["role"]] = traced.constants[name].cpu()
+            if role[0] == "constant":
+                tensors[role] = traced.constants[role[1]].cpu()
                 continue
-            value = node.meta["val"]
-            shape = [
-                size if isinstance(size, int) else _size(size, node, index, point)
-                for index, size in enumerate(value.shape)
-            ]
-            total += value.element_size() * int(torch.Size(shape).numel())
+            dtype, sizes, _ = parse_layout(node.meta["layout"])
+            shape = [int(compute(size, point)) for size in sizes]
+            total += dtype.itemsize * math.prod(shape)
             if total > COMPARE_BYTES:
                 raise TraceError(
                     f"the trace at {special.range.label} differs from the general one, and the model is too large to "
                     "compare them by running", "raise dims.*.min above it",
                 )  # fmt: skip
-            tensors[node.meta["role"]] = draw(shape, value.dtype, node.meta.get("values"), generator)
+            tensors[role] = draw(shape, dtype, node.meta["values"], generator)
     try:
-        results = [_run(traced, tensors) for traced in (general, special)]
+        (results, written), (other_results, other_written) = (_run(traced, tensors) for traced in (general, special))
     except Exception:
         return False  # the general graph does not even run there
-    return all(
-        a.shape == b.shape
-        and a.dtype == b.dtype
-        and torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-4, equal_nan=True)
-        for a, b in zip(*results, strict=True)
-    )
+    pairs = list(zip(results, other_results, strict=True))
+    pairs += [(written.get(role, given), other_written.get(role, given)) for role, given in tensors.items()]
+    limit = tolerance(print_graph(general.graph, "f"))
+    return all(_close(a, b, limit) for a, b in pairs)
 
 
-def _size(size: torch.SymInt, node: fx.Node, index: int, point: Mapping[str, int]) -> int:
-    layout = node.meta["layout"]
-    text = layout[layout.index("[") + 1 : layout.index("]")].split(", ")[index]
-    return int(eval(text, {"__builtins__": {}}, {**point, "Max": max, "Min": min}))
+def _close(a: torch.Tensor, b: torch.Tensor, limit: float) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    errors = row_errors(a, b)
+    return not errors.numel() or float(errors.max()) <= (limit if a.is_floating_point() or a.is_complex() else 0.0)
 
 
-def _run(traced: Traced, tensors: Mapping[tuple[str, str], torch.Tensor]) -> list[torch.Tensor]:
-    arguments = [
-        tensors[node.meta["role"]].clone() if node.users else None
-        for node in traced.graph.nodes
-        if node.op == "placeholder"
-    ]
-    with torch.no_grad():
-        outputs = fx.Interpreter(fx.GraphModule({}, traced.graph)).run(*arguments, enable_io_processing=False)
-    flat = [value for value in outputs if isinstance(value, torch.Tensor)]
-    return flat + [argument for argument in arguments if argument is not None]
+def _run(
+    traced: Traced, tensors: Mapping[Role, torch.Tensor]
+) -> tuple[list[torch.Tensor], dict[Role, torch.Tensor]]:
+    """Results, and the inputs afterwards."""
+    graph = _on_cpu(traced.graph)
+    roles = [node.meta["role"] if node.users else None for node in traced.graph.find_nodes(op="placeholder")]
+    arguments = {role: tensors[role].clone() for role in roles if role is not None}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        run = fx.Interpreter(fx.GraphModule({}, graph)).run
+        outputs = run(*(role and arguments[role] for role in roles), enable_io_processing=False)
+    return [value for value in outputs if isinstance(value, torch.Tensor)], arguments
+
+
+def _on_cpu(graph: fx.Graph) -> fx.Graph:
+    """A copy that makes its tensors on the CPU, whatever the model is built for."""
+    copy = fx.Graph()
+    copy.output(copy.graph_copy(graph, {}))
+
+    def moved(value: object) -> object:
+        return torch.device("cpu") if isinstance(value, torch.device) else value
+
+    for node in copy.nodes:
+        node.args = fx.node.map_aggregate(node.args, moved)  # type: ignore[arg-type,assignment]
+        node.kwargs = fx.node.map_aggregate(node.kwargs, moved)  # type: ignore[arg-type,assignment]
+    return copy

@@ -50,20 +50,23 @@ _MODULES = {"torch": torch, "math": math, "operator": operator}
 _RESERVED = {*keyword.kwlist, *dir(builtins), *_MODULES}
 
 
-def layout(value: torch.Tensor) -> str:
-    """`f32[n, 256]`, with ` strides [...]` where it is not contiguous. Sizes may be symbolic.
+def layout(value: torch.Tensor, written: Callable[[Any], str] = str) -> str:
+    """`f32[n, 256]`, with ` strides [...]` where it is not contiguous.
 
     A size of 1 hides its stride: no element is ever reached by it.
+
+    Args:
+        written: how a size or stride, a number or symbolic, is written.
     """
-    shape = ", ".join(map(str, value.shape))
+    shape = ", ".join(map(written, value.shape))
     text = f"{ABBREVIATIONS.get(value.dtype, str(value.dtype))}[{shape}]"
     expected, step = [], 1
     for size in reversed(value.shape):
-        expected.append(str(step))
+        expected.append(written(step))
         step = step * size if not (isinstance(size, int) and size == 0) else step
-    strides = [str(stride) for stride in value.stride()]
+    strides = [written(stride) for stride in value.stride()]
     same = all(
-        have == want or str(size) == "1"
+        have == want or written(size) == "1"
         for have, want, size in zip(strides, reversed(expected), value.shape, strict=True)
     )
     return text if same else f"{text} strides [{', '.join(strides)}]"

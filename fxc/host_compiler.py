@@ -107,18 +107,22 @@ class HostCompiler:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 return None  # compiling without is quicker than waiting
-            if not path.exists():
-                self._produce(flags, text, path, directory)
+            if not path.exists() and not self._produce(flags, text, path, directory):
+                return None
         return path
 
-    def _produce(self, flags: list[str], text: str, path: Path, directory: str) -> None:
+    def _produce(self, flags: list[str], text: str, path: Path, directory: str) -> bool:
+        """Make a file that pieces share; False where the compiler fails, which the piece itself then shows."""
         header = path.name.endswith(".h.gch")
         source = path.with_suffix("") if header else path.with_suffix(".cpp")
         source.write_text(text)
         part = path.with_suffix(".part")
         kind = ["-x", "c++-header", "-c"] if header else ["-c"]
-        subprocess.run([*flags, *kind, str(source), "-o", str(part)], cwd=directory, check=True, capture_output=True)
+        command = [*flags, *kind, str(source), "-o", str(part)]
+        if subprocess.run(command, cwd=directory, check=False, capture_output=True).returncode:
+            return False
         os.rename(part, path)
+        return True
 
 
 def _only(arguments: list[str], suffix: str) -> str | None:

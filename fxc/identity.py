@@ -18,12 +18,14 @@ import msgspec
 
 from fxc import machine
 from fxc.cache import Cache, key
-from fxc.errors import FxcError
-from fxc.manifest import Factor, Source
+from fxc.errors import FxcError, UsageError
+from fxc.manifest import Factor, Manifest, Source
 from fxc.spec import Spec
 from fxc.target import Target
 
 MODULE = "module:"
+VARIABLE = "env:"
+COMPILER = "compiler:"
 
 
 class Ranks(msgspec.Struct, frozen=True):
@@ -39,21 +41,30 @@ class Ranks(msgspec.Struct, frozen=True):
 
 
 def ranks(rank: int | None, world_size: int | None, dp_rank: int | None) -> Ranks:
-    """From arguments, else from RANK and WORLD_SIZE in the environment, else one process."""
+    """From arguments, else from RANK and WORLD_SIZE in the environment, else one process.
+
+    Raises:
+        UsageError: no numbers, or a rank outside its world.
+    """
     found = rank if rank is not None else _number("RANK", 0)
-    size = world_size if world_size is not None else _number("WORLD_SIZE", max(1, found + 1))
+    size = world_size if world_size is not None else _number("WORLD_SIZE", found + 1)
+    if not 0 <= found < size:
+        raise UsageError(f"rank {found} is outside a world of {size}", f"ranks are 0 to {size - 1}")
     return Ranks(found, size, dp_rank or 0)
 
 
 def _number(name: str, default: int) -> int:
     text = os.environ.get(name, "")
-    return int(text) if text.isdigit() else default
+    if text and not text.isdecimal():
+        raise UsageError(f"the environment variable {name} is {text!r}, expected a number", f"unset {name}")
+    return int(text) if text else default
 
 
 def direct_key(spec: Spec, target: Target, place: Ranks) -> str:
     """Digest of what a user can change without touching a source file. CUDA graph settings are left out: they
     compile nothing."""
     plain = msgspec.structs.replace(spec, cudagraph=type(spec.cudagraph)())
+    target = msgspec.structs.replace(target, compiler="")  # is among the sources
     return key.combine(
         [
             ("fxc", fxc_version()),
@@ -73,12 +84,19 @@ def content_key(factors: Sequence[Factor]) -> str:
 
 def find(spec: Spec, directory: Path, place: Ranks, cache: Cache) -> str | None:
     """The artifact for a spec whose sources are as they were when it was traced; None when it has to be traced."""
-    target = machine.probe(spec.device)
+    target = machine.probe(spec.device, compiler=False)
     return cache.lookup(direct_key(spec, target, place), lambda source: digest_of(source, directory))
 
 
-def sources(files: Iterable[Path], directory: Path) -> tuple[Source, ...]:
-    """Records of source files: relative to model.yaml's directory, or as modules where they are installed packages."""
+def remember(cache: Cache, direct: str, manifest: Manifest) -> None:
+    """Have `find` find this artifact while its sources, and the compiler, are what they are now."""
+    compiler = Source(file=COMPILER, digest=key.digest(manifest.target.compiler))
+    cache.remember(direct, manifest.hash, (*manifest.sources, compiler))
+
+
+def sources(files: Iterable[Path], variables: Iterable[str], directory: Path) -> tuple[Source, ...]:
+    """Records of source files: relative to model.yaml's directory, or as modules where they are installed packages.
+    And of environment variables."""
     names: dict[Path, str] = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -90,16 +108,29 @@ def sources(files: Iterable[Path], directory: Path) -> tuple[Source, ...]:
         digest = digest_of(Source(file=name, digest=""), directory)
         if digest is not None:
             found[name] = Source(file=name, digest=digest)
+    for variable in variables:
+        name = VARIABLE + variable
+        found[name] = Source(file=name, digest=_digest_of_variable(variable))
     return tuple(found[name] for name in sorted(found))
 
 
 def digest_of(source: Source, directory: Path) -> str | None:
     """The digest of a source file as it is now; None where there is no such file."""
+    if source.file.startswith(VARIABLE):
+        return _digest_of_variable(source.file.removeprefix(VARIABLE))
+    if source.file == COMPILER:  # a machine that has none can still use what was compiled elsewhere
+        compiler = machine.compiler_version()
+        return key.digest(compiler) if compiler else source.digest
     path = _module_file(source.file.removeprefix(MODULE)) if source.file.startswith(MODULE) else directory / source.file
     try:
         return key.digest(path.read_bytes()) if path else None
     except OSError:
         return None
+
+
+def _digest_of_variable(name: str) -> str:
+    value = os.environ.get(name)
+    return key.digest("" if value is None else f"={value}")
 
 
 def _module_file(name: str) -> Path | None:
@@ -132,7 +163,8 @@ def intact(cache: Cache, hash: str, place: Ranks) -> bool:
     """Whether the artifact is there with this rank, all files as they were written."""
     try:
         artifact = cache.artifact(hash)
-        artifact.verify(artifact.rank_dir(place.rank, place.data_parallel_rank))
+        rank_dir = artifact.rank_dir(place.rank, place.data_parallel_rank)
+        artifact.verify(rank_dir)
     except FxcError:
         return False
-    return True
+    return artifact.manifest.ranks[rank_dir].world_size == place.world_size

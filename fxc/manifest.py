@@ -44,7 +44,10 @@ class Weight(Tensor, frozen=True):
     """A parameter or persistent buffer, bound by name."""
 
     aliases: tuple[str, ...] = ()
-    """Further names of the same tensor (tied weights); any one of the names is enough."""
+    """Further names of the same tensor (tied weights, another name in checkpoints); any one of the names is enough."""
+    parts: tuple[str, ...] = ()
+    """Names under which checkpoints keep it in parts instead: `*` counts along the first dimension, and what several
+    patterns give is concatenated along the second one."""
     buffer: bool = False
     mutated: bool = False
 
@@ -144,10 +147,10 @@ class CustomOp(_Record, frozen=True):
 
 
 class Source(_Record, frozen=True):
-    """A source file that the trace read."""
+    """A source file that the trace read, or a variable of the environment that the model's code asked for."""
 
     file: str
-    """Relative to model.yaml's directory, or `module:<dotted name>`."""
+    """Relative to model.yaml's directory, `module:<dotted name>`, or `env:<NAME>`."""
     digest: str
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from torch import fx
 from fxc import _torch_build, _torch_run
 from fxc._worker import CheckJob, CompileJob
 from fxc.graph_text import parse_graph, parse_layout
-from fxc.prove import affordable, compare, number
+from fxc.prove import affordable, compare
 from fxc.random_inputs import draw
+from fxc.scalars import compute
 
 
 def import_ops(names: tuple[str, ...]) -> None:
@@ -56,8 +57,8 @@ def compile_piece(job: CompileJob) -> dict[str, Any]:
 
 def _fake(symbols: _torch_build.Symbols, text: str, device: str) -> torch.Tensor:
     dtype, sizes, strides = parse_layout(text)
-    shape = [number(size, symbols.values) for size in sizes]
-    stride = None if strides is None else [number(stride, symbols.values) for stride in strides]
+    shape = [compute(size, symbols.values) for size in sizes]
+    stride = None if strides is None else [compute(stride, symbols.values) for stride in strides]
     return symbols.tensor(shape, stride, dtype, device)
 
 
@@ -82,7 +83,7 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
             _draw(layout, point, values, job.device, seed)
             for seed, (layout, values) in enumerate(zip(layouts, job.values, strict=True))
         ]
-        copies = [_copy(tensor) for tensor in inputs]
+        copies = [_copy(tensor, job.device) for tensor in inputs]
         with torch.no_grad():
             results = eager(*copies)
             found = run([*inputs])
@@ -102,17 +103,29 @@ def _draw(
 ) -> torch.Tensor:
     """A random tensor of this layout; matrices scaled so that products stay near 1."""
     dtype, sizes, strides = parse_layout(layout)
-    shape = [int(number(size, point)) for size in sizes]
-    tensor = draw(shape, dtype, values, torch.Generator().manual_seed(seed))
+    shape = [int(compute(size, point)) for size in sizes]
+    stride = None if strides is None else [int(compute(step, point)) for step in strides]
+    extent = shape if stride is None else [_extent(shape, stride)]
+    tensor = draw(extent, dtype, values, torch.Generator().manual_seed(seed))
+    if stride is not None:
+        tensor = tensor.as_strided(shape, stride)
     static = all(size.isdigit() for size in sizes)
     if static and dtype.is_floating_point and tensor.ndim >= 2 and values is None:
-        tensor = (tensor.float() * shape[-1] ** -0.5).to(dtype)
-    tensor = tensor.to(device)
-    if strides is None:
-        return tensor
-    laid = torch.empty_strided(shape, [int(number(stride, point)) for stride in strides], dtype=dtype, device=device)
-    return laid.copy_(tensor)
+        memory = _memory(tensor)
+        memory.copy_(memory.float() * shape[-1] ** -0.5)
+    return _copy(tensor, device)
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """How many elements of memory lie between the first and the last, both included."""
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if all(shape) else 0
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """All that a tensor lies on, as one row: elements that several places show (stride 0) once."""
+    return tensor.as_strided([_extent(tensor.shape, tensor.stride())], [1])
+
+
+def _copy(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """A copy with the same strides; places that share memory still do."""
+    return _memory(tensor).to(device, copy=True).as_strided(tensor.shape, tensor.stride())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ import msgspec
 
 from fxc import identity, machine
 from fxc.cache import Cache
-from fxc.errors import UsageError
+from fxc.errors import CacheIOError, CompileError, UsageError
 from fxc.identity import Ranks
 from fxc.manifest import Manifest, PassReport
 from fxc.progress import Observer
@@ -109,7 +110,13 @@ def _miss(
     from fxc.pool import Pool
 
     target = machine.probe(spec.device)
-    with Pool(jobs) as pool:  # imports the compiler while this process traces
+    if spec.compile.level and not target.compiler:
+        named = os.environ.get("CXX")
+        raise CompileError(
+            f"there is no C++ compiler: {f'CXX is {named!r}, which does not run' if named else 'g++ is not on PATH'}",
+            "apt install g++, or set CXX; `fxc doctor` tells more",
+        )
+    with Pool(jobs, directory) as pool:  # imports the compiler while this process traces
         observer.phase("trace")
         from fxc.plan import make_plan
 
@@ -119,7 +126,8 @@ def _miss(
         manifest = plan.manifest
         direct = identity.direct_key(spec, target, place)
         if not force and identity.intact(cache, manifest.hash, place):
-            cache.remember(direct, manifest.hash, manifest.sources)
+            with contextlib.suppress(CacheIOError):  # a read-only cache
+                identity.remember(cache, direct, manifest)
             return _hit(cache, manifest.hash, plan.seconds, start)
         lowered = _lower(plan, cache, pool, prove, force, observer)
     observer.phase("publish")
@@ -131,7 +139,7 @@ def _miss(
         seconds={**plan.seconds, "total": time.perf_counter() - start},
     )  # fmt: skip
     cache.publish(manifest, place.directory, plan.files, lowered.binaries, world_size=place.world_size)
-    cache.remember(direct, manifest.hash, manifest.sources)
+    identity.remember(cache, direct, manifest)
     plan.seconds["publish"] = time.perf_counter() - at
     observer.phase_done("publish", plan.seconds["publish"])
     return _result(

@@ -15,12 +15,13 @@ from safetensors.torch import save as save_tensors
 import fxc.ops  # noqa: F401  registers fxc::attention
 from fxc import identity, lower, prove, stitch, trace
 from fxc._torch_build import OpOverload
+from fxc.aside import kept_aside
 from fxc.cache import key
 from fxc.cases import cover
 from fxc.errors import TraceError
 from fxc.graph_text import print_graph
 from fxc.manifest import Constant, CustomOp, Factor, Input, Manifest, PassReport, Piece, Program, Source, Weight
-from fxc.models import ModelSource, expected_ops, instantiate, resolve
+from fxc.models import ModelSource, expected_ops, instantiate, reads, resolve, stored_names
 from fxc.partition import Partition, check_splitting_ops, partition
 from fxc.region import OWN_NAMESPACES, Call
 from fxc.shapes import Range
@@ -53,23 +54,25 @@ def make_plan(spec: Spec, directory: Path, target: Target) -> Plan:
         TraceError: it cannot be traced.
     """
     start = time.perf_counter()
-    source = resolve(spec, directory)
-    check_splitting_ops(spec.partition.splitting_ops)
-    spec = msgspec.structs.replace(spec, inputs=dict(source.inputs), dims=dict(source.dims))
-    check_spec(spec, source.name)
-    model = instantiate(source)
-    weights, unused_candidates = _weights(model)
-    expected = expected_ops(model)
-    files = set(trace.model_files(model))
-    trace.with_fake_weights(model, spec.device)
-    traces = _trace(spec, model, expected)
+    with reads.recorded(directory) as read:
+        source = resolve(spec, directory)
+        check_splitting_ops(spec.partition.splitting_ops)
+        spec = msgspec.structs.replace(spec, inputs=dict(source.inputs), dims=dict(source.dims))
+        check_spec(spec, source.name)
+        model = instantiate(source)
+        weights, unused_candidates = _weights(model)
+        expected = expected_ops(model)
+        files = {*source.sources, *map(Path, trace.model_files(model))}
+        trace.with_fake_weights(model, spec.device)
+        traces = _trace(spec, model, expected)
     for traced in traces:
-        files |= trace.source_files(traced.graph)
+        files |= set(map(Path, trace.source_files(traced.graph)))
+    files |= reads.imported(files) | read.files()
     del model
     gc.collect()
     traced_at = time.perf_counter()
     parts = {f"step_{i}": partition(traced, spec.partition.splitting_ops) for i, traced in enumerate(traces)}
-    records = identity.sources([*source.sources, *map(Path, sorted(files))], directory)
+    records = identity.sources(sorted(files), read.variables, directory)
     plan = _assemble(spec, source, target, parts, weights, unused_candidates, records)
     plan.imports = tuple(str(directory / name) if name.endswith(".py") else name for name in source.imports)
     plan.seconds = {"trace": traced_at - start, "partition": time.perf_counter() - traced_at}
@@ -79,7 +82,8 @@ def make_plan(spec: Spec, directory: Path, target: Target) -> Plan:
 def _trace(spec: Spec, model: torch.nn.Module, expected: Mapping[str, int]) -> list[Traced]:
     box = Range(tuple((name, dim.min, dim.max) for name, dim in spec.dims.items()))
     points = [r.low() for r in spec.sizes()] + [point for r in spec.ranges() for point in (r.low(), r.high())]
-    traces = cover(box, lambda part: trace.capture(model, spec.inputs, part, spec.device), points)
+    with kept_aside():
+        traces = cover(box, lambda part: trace.capture(model, spec.inputs, part, spec.device), points)
     for name, count in expected.items():
         for traced in traces:
             found = sum(_qualified(node) == name for node in traced.graph.nodes)
@@ -102,7 +106,7 @@ def _weights(model: torch.nn.Module) -> tuple[dict[str, Weight], set[str]]:
     persistent = model.state_dict(keep_vars=True)
     for kind, named in (
         ("parameter", model.named_parameters(remove_duplicate=False)),
-        ("buffer", model.named_buffers()),
+        ("buffer", model.named_buffers(remove_duplicate=False)),
     ):
         for name, tensor in named:
             if name not in persistent:
@@ -117,7 +121,11 @@ def _weights(model: torch.nn.Module) -> tuple[dict[str, Weight], set[str]]:
                 dtype=str(tensor.dtype).removeprefix("torch."),
                 buffer=kind == "buffer",
             )
-    return found, set(persistent)
+    stored = stored_names(model)
+    for name in found.keys() & stored.keys():
+        aliases = (*found[name].aliases, *stored[name].aliases)
+        found[name] = msgspec.structs.replace(found[name], aliases=aliases, parts=stored[name].parts)
+    return found, {*persistent, *(alias for entry in stored.values() for alias in entry.aliases)}
 
 
 def _assemble(

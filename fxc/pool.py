@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import IO
 
@@ -15,6 +18,22 @@ import msgspec
 from fxc._worker import Job, Reply
 from fxc.errors import BuildError
 
+_TUNING = re.compile(
+    r"_?(AOT|AOTI|AOTINDUCTOR|AOT_INDUCTOR|ATEN|CUTEDSL|CUTLASS|INDUCTOR|TORCHDYNAMO|TORCHINDUCTOR|TORCH_COMPILE|TORCH_LOGS"
+    r"|TORCH_TRACE|KMP|OMP|TRITON(?!\w*_PATH$))(_|$)|ENABLE_(\w+_)?TMA_"
+)
+"""Variables that change what torch compiles, or where it writes. They are no part of a binary's key."""
+
+
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What the workers see of a build's environment: all but what would change a binary behind its key."""
+    kept = {name: value for name, value in environ.items() if not _TUNING.match(name)}
+    return kept | {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking the CUDA runtime would forbid it to forked processes
+        "TRITON_DISABLE_LINE_INFO": "1",  # tables for a debugger, which binaries are stripped of anyway
+    }
+
 
 class Pool:
     """Runs jobs in processes that are forked from one which has the compiler imported.
@@ -22,18 +41,17 @@ class Pool:
     Starting it takes seconds and does not block: start it before the work that comes first.
     """
 
-    def __init__(self, jobs: int) -> None:
+    def __init__(self, jobs: int, directory: Path) -> None:
+        """
+        Args:
+            jobs: how many may run at a time.
+            directory: that of model.yaml, where modules that register ops may lie.
+        """
         self.jobs = jobs
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking the CUDA runtime would forbid it to forked processes
-            "TRITON_DISABLE_LINE_INFO": "1",  # tables for a debugger, which binaries are stripped of anyway
-        }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fxc._worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment, bufsize=0,
+            [sys.executable, "-P", "-m", "fxc._worker", str(directory)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment(os.environ), bufsize=0,
             start_new_session=True,  # Ctrl-C reaches the build alone, which ends this one
         )  # fmt: skip
 
@@ -50,8 +68,9 @@ class Pool:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
+        self._process.terminate()  # ends it while it imports; from then on the end of its stdin does
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=0.2 if self._process.poll() is None else 0)
+            self._process.wait(timeout=10)
         self._process.kill()
         self._process.wait()
         self._process.stdout.close()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
 from fxc.errors import ProofError
 from fxc.graph_text import DTYPES, parse_layout
+from fxc.scalars import compute
 
 TOLERANCES: dict[str, float] = {
     "float64": 1e-9, "float32": 1e-4, "float16": 5e-3, "bfloat16": 3e-2,
@@ -58,14 +58,8 @@ def affordable(text: str, point: Mapping[str, int], limit: int = POINT_BYTES) ->
 def _bytes(dtype: torch.dtype, shape: Sequence[str], point: Mapping[str, int]) -> int:
     total = dtype.itemsize
     for size in shape:
-        total *= int(number(size, point))
+        total *= int(compute(size, point))
     return total
-
-
-def number(expression: str, names: Mapping[str, Any]) -> Any:
-    """A size written as an expression of dimensions; the values may be symbolic."""
-    known = {"Max": torch.sym_max, "Min": torch.sym_min, "Mod": lambda a, b: a % b, **names}
-    return eval(expression, {"__builtins__": {}}, known)  # our own printer wrote it
 
 
 def compare(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,8 @@ from torch import fx
 from fxc._torch_build import OpOverload
 from fxc.cache import key
 from fxc.errors import TraceError
-from fxc.graph_text import parse_layout, print_graph, rename
-from fxc.scalars import is_scalar
+from fxc.graph_text import parse_layout, print_graph, rename, source_line
+from fxc.scalars import NAMES, is_scalar
 from fxc.traced import Traced
 
 OWN_NAMESPACES = ("aten", "prims", "prim")
@@ -198,7 +199,7 @@ class Region:
             return value
         if reads_data(node):
             raise TraceError(
-                f"{node.name}, a number read out of a tensor, is used on both sides of a splitting op",
+                f"{node.name}, a number read out of a tensor, is used on both sides of a splitting op: {source_line(node)}",
                 "keep data-dependent sizes between two splitting ops, or make them inputs",
             )
         expr = node.meta.get("expr", "")
@@ -217,11 +218,12 @@ class Region:
         return self.graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
 
     def _check_border(self, node: fx.Node) -> None:
-        known = {name for name, _, _ in self.traced.range.bounds} | {"Max", "Min", "Mod"}
-        odd = _words(node.meta["layout"].split("[", 1)[1].replace("strides", "")) - known
-        if odd:
+        known = {name for name, _, _ in self.traced.range.bounds} | set(NAMES)
+        if _layout_words(node) - known:
+            place = source_line(node)
             raise TraceError(
-                f"{node.name} has a size that depends on data ({node.meta['layout']}) and crosses a splitting op",
+                f"{node.name} has a size that depends on data ({node.meta['layout']}) and crosses a splitting op"
+                + (f" at {place}" if place else ""),
                 "keep data-dependent shapes between two splitting ops",
             )
 
@@ -229,7 +231,7 @@ class Region:
         text = print_graph(self.graph, "piece")
         overloads = [node.target for node in body if isinstance(node.target, OpOverload)]
         custom = sorted({str(o._schema) for o in overloads if o.namespace not in OWN_NAMESPACES})
-        words = _words(text)
+        words = set().union(*(_layout_words(node) for node in self.inputs))
         return Piece(
             text=text,
             dims=tuple(name for name, low, high in self.traced.range.bounds if name in words and low < high),
@@ -241,15 +243,13 @@ class Region:
 
 
 def _words(text: str) -> set[str]:
-    words, word = set(), ""
-    for character in text + " ":
-        if character.isalnum() or character == "_":
-            word += character
-        else:
-            if word and not word[0].isdigit():
-                words.add(word)
-            word = ""
-    return words
+    """Names in an expression, attributes left out."""
+    return set(re.findall(r"(?<![\w.])[^\W\d]\w*", text))
+
+
+def _layout_words(node: fx.Node) -> set[str]:
+    _, sizes, strides = parse_layout(node.meta["layout"])
+    return set().union(*map(_words, [*sizes, *(strides or ())]))
 
 
 def _find_size(nodes: Iterable[fx.Node], expr: str) -> tuple[fx.Node, int] | None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import fx
+
+NAMES: dict[str, Any] = {
+    "abs": abs, "float": float, "math": math, "max": torch.sym_max, "min": torch.sym_min, "round": round,
+    "torch": torch,
+}  # fmt: skip
+"""What an expression of sizes may use beside names of dimensions."""
 
 
 def is_scalar(node: fx.Node) -> bool:
@@ -16,19 +23,23 @@ def is_scalar(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-def evaluate(node: fx.Node, sizes: Mapping[str, int]) -> Any:
-    """The value of a scalar node when the dimensions have these sizes.
+def compute(expression: str, sizes: Mapping[str, Any]) -> Any:
+    """A size written as an expression of dimensions; their values may be symbolic.
 
     Raises:
         KeyError: it depends on a number that is no dimension (a value read out of a tensor).
     """
-    if "expr" in node.meta:
-        names = {"Max": max, "Min": min, **sizes}
-        try:
-            return eval(node.meta["expr"], {"__builtins__": {}}, names)  # our own printer wrote the text
-        except (NameError, SyntaxError, TypeError):
-            pass  # an expression that is no plain Python: compute it from its arguments
-    if node.target is torch.ops.aten.sym_size.int:
-        raise KeyError(node.meta.get("expr", node.name))
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda arg: evaluate(arg, sizes))
-    return node.target(*args, **kwargs)  # type: ignore[operator]
+    try:
+        return eval(expression, {"__builtins__": {}}, {**NAMES, **sizes})  # our own printer wrote the text
+    except NameError as error:
+        raise KeyError(expression) from error
+
+
+def evaluate(node: fx.Node, sizes: Mapping[str, int]) -> Any:
+    """The value of a scalar node when the dimensions have these sizes.
+
+    Raises:
+        KeyError: it depends on a number that is no dimension.
+    """
+    value = node.meta["val"]
+    return value if isinstance(value, (int, float, bool)) else compute(node.meta["expr"], sizes)

@@ -201,6 +201,8 @@ def check_spec(spec: Spec, where: str) -> None:
         _check_name(name, f"inputs.{name}", where)
     for name in spec.dims:
         _check_name(name, f"dims.{name}", where)
+        if name in _FUNCTIONS:
+            raise _fail(where, f"dims.{name}", f"{name!r} is used in expressions of sizes", "choose another name")
     for name, entry in spec.inputs.items():
         _check_input(spec, name, entry, where)
     used = {part for entry in spec.inputs.values() for part in entry.shape if isinstance(part, str)}
@@ -218,6 +220,7 @@ def check_spec(spec: Spec, where: str) -> None:
     _check_passes(spec, where)
 
 
+_FUNCTIONS = ("abs", "float", "math", "max", "min", "round", "torch")
 _OP = re.compile(r"\w+::\w+(\.\w+)?")
 _TARGET = re.compile(r".+:[^\W\d]\w*(\.[^\W\d]\w*)*")
 

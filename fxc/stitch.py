@@ -7,13 +7,14 @@ import dataclasses
 import keyword
 import operator
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from fxc.graph_text import call_text, parse_layout, target_text, value_text
+from fxc.graph_text import parse_layout, target_text, value_text
 from fxc.partition import Eager, Partition
 from fxc.region import Call
 from fxc.scalars import is_scalar
@@ -50,6 +51,7 @@ def stitch(
         functions: at level 0, the source of each piece by its digest; the pieces then run as Python.
     """
     steps = [_Step(name, part, inputs, weights) for name, part in partitions.items()]
+    texts = [step.text() for step in steps]
     record_types = sorted({text for step in steps for text in step.types})
     parts = [
         f'"""{title}\n\n{_CONVENTION}"""',
@@ -57,7 +59,7 @@ def stitch(
     ]
     parts += record_types
     parts.append("WEIGHTS = (" + "".join(f"\n    {name!r}," for name in weights) + ("\n)" if weights else ")"))
-    parts += [step.text() for step in steps]
+    parts += texts
     if functions is not None:
         parts += _functions(partitions, functions)
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
@@ -89,8 +91,9 @@ class _Step:
         self.name = name
         self.part = part
         self.types: list[str] = []
-        self.taken: set[str] = {*_RESERVED, *inputs}
-        dims = [d for d, low, high in part.traced.range.bounds]
+        self.taken: set[str] = {*_RESERVED, *inputs, *(f"piece_{index}" for index in range(len(part.calls)))}
+        self.dims = {dim: self._fresh(dim) for dim, _, _ in part.traced.range.bounds}
+        """Local variable of each dimension."""
         self.names: dict[fx.Node, str] = {}
         self.weight_names = {weight: self._fresh(weight) for weight in weights}
         self.inputs = list(inputs)
@@ -98,8 +101,6 @@ class _Step:
             if node.op == "placeholder":
                 role, given = node.meta["role"]
                 self.names[node] = given if role == "input" else self.weight_names.get(given, "_")
-        self.dims = {dim: self._dim_source(dim) for dim in dims}
-        self.taken |= set(dims)
         self.ops: dict[str, str] = {}
 
     def _fresh(self, wanted: str) -> str:
@@ -136,8 +137,11 @@ class _Step:
         lines += [f"    {alias} = {target}" for target, alias in self.ops.items()]
         lines.append("")
         lines.append(f"    def step({', '.join(self.inputs)}):")
-        used = {dim for dim in self.dims if any(re.search(rf"\b{dim}\b", line.split("  #")[0]) for line in body)}
-        lines += [f"        {dim} = {source}" for dim, source in self.dims.items() if dim in used and source]
+        code = "\n".join(line.split("  #")[0] for line in body)
+        for dim, variable in self.dims.items():
+            source = self._dim_source(dim)
+            if source and re.search(rf"\b{variable}\b", code):
+                lines.append(f"        {variable} = {source}")
         lines += [indent * 2 + line for line in body]
         lines += ["", "    return step"]
         return "\n".join(lines)
@@ -234,15 +238,20 @@ class _Step:
             alias = self.ops[target] = self._fresh(
                 target.removeprefix("torch.ops.").removesuffix(".default").replace(".", "_")
             )
-        saved = {arg: arg.name for arg in node.all_input_nodes}
-        try:
-            for arg in saved:
-                if not is_scalar(arg):
-                    arg._rename(self._name(arg)) if False else setattr(arg, "name", self._name(arg))
-            return eager_text(node, alias)
-        finally:
-            for arg, name in saved.items():
-                arg.name = name
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._source)
+        if node.target is operator.getitem:
+            return f"{_text(args[0])}[{_text(args[1])}]"
+        parts = [_text(arg) for arg in args] + [f"{name}={_text(value)}" for name, value in kwargs.items()]
+        return f"{alias}({', '.join(parts)})"
+
+    def _source(self, node: fx.Node) -> _Source:
+        """A tensor by its name, a size number as an expression of the variables of dimensions."""
+        if not is_scalar(node):
+            return _Source(self._name(node))
+        value = node.meta["val"]
+        if isinstance(value, (int, float, bool)):
+            return _Source(value_text(value))
+        return _Source(re.sub(r"(?<![\w.])[^\W\d]\w*", lambda name: self.dims.get(name[0], name[0]), node.meta["expr"]))
 
     def _return(self) -> str:
         return f"return {self._structure(self.part.traced.output)}"
@@ -250,7 +259,7 @@ class _Step:
     def _structure(self, value: Any) -> str:
         """The output's structure as source."""
         if isinstance(value, fx.Node):
-            return f"({scalar_text(value)})" if is_scalar(value) else self._name(value)
+            return self._source(value)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             kind = type(value).__name__
             self.types.append(f"{kind} = collections.namedtuple({kind!r}, {list(value._fields)!r})")
@@ -259,12 +268,14 @@ class _Step:
             return f"({', '.join(map(self._structure, value))}{',' if len(value) == 1 else ''})"
         if isinstance(value, list):
             return f"[{', '.join(map(self._structure, value))}]"
+        if isinstance(value, OrderedDict):
+            return f"collections.OrderedDict({self._structure(dict(value))})"
         if isinstance(value, Mapping):
             return "{" + ", ".join(f"{k!r}: {self._structure(v)}" for k, v in value.items()) + "}"
         if dataclasses.is_dataclass(value):
             fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
             return "{" + ", ".join(f"{k!r}: {self._structure(v)}" for k, v in fields) + "}"
-        return repr(value)
+        return value_text(value)
 
 
 def output_text(value: Any) -> str:
@@ -281,20 +292,6 @@ def unique_pieces(partitions: Iterable[Partition]) -> dict[str, Call]:
     return found
 
 
-def eager_text(node: fx.Node, target: str | None = None) -> str:
-    """The right-hand side of an op that runs as itself; size numbers written as expressions of dimensions."""
-
-    def written(value: Any) -> Any:
-        return _Source(scalar_text(value)) if isinstance(value, fx.Node) and is_scalar(value) else value
-
-    args = torch.fx.node.map_arg(node.args, written)
-    kwargs = torch.fx.node.map_arg(node.kwargs, written)
-    if node.target is operator.getitem:
-        return call_text(node)
-    parts = [_text(arg) for arg in args] + [f"{name}={_text(value)}" for name, value in kwargs.items()]
-    return f"{target}({', '.join(parts)})"
-
-
 class _Source(str):
     """Source that is put in as it stands."""
 
@@ -305,11 +302,3 @@ def _text(value: Any) -> str:
     if isinstance(value, (list, tuple)) and any(isinstance(item, _Source) for item in value):
         return "[" + ", ".join(_text(item) for item in value) + "]"
     return value_text(value)
-
-
-def scalar_text(node: fx.Node) -> str:
-    """A size number as Python over the names of dimensions."""
-    value = node.meta.get("val")
-    if isinstance(value, (int, float, bool)):
-        return repr(value)
-    return str(node.meta["expr"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import linecache
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -87,6 +87,7 @@ def capture(model: nn.Module, inputs: Mapping[str, InputSpec], box: Range, devic
     sizes = hints(box, widths | {part for spec in inputs.values() for part in spec.shape if isinstance(part, int)})
     example = example_inputs(inputs, sizes, device)
     dims = {name: torch.export.Dim(name, min=low, max=high) for name, low, high in box.bounds if low < high}
+    _check_named(model, inputs)
     dynamic = {
         name: {i: dims[part] for i, part in enumerate(spec.shape) if isinstance(part, str) and part in dims}
         for name, spec in inputs.items()
@@ -100,31 +101,65 @@ def capture(model: nn.Module, inputs: Mapping[str, InputSpec], box: Range, devic
             return normalise(exported, inputs, box, how, model)
         except Exception as error:
             failures.append((how, error))
-            narrowed = narrowed or _narrowed(error, box, sizes)
-            if narrowed and how != "non-strict":
+            found = _narrowed(error, box, sizes)
+            if narrowed is None or (found and _is_point(narrowed.part, box)):
+                narrowed = found
+            if narrowed and how != "non-strict" and not _is_point(narrowed.part, box):
                 raise narrowed from None
+    if narrowed:
+        raise narrowed
     raise _explain(failures, model)
 
 
+def _is_point(part: Range, box: Range) -> bool:
+    """Whether a dimension came down to its example value alone: often the way of exporting, not the model, needs that."""
+    return any(
+        low < high and part_low == part_high
+        for (_, low, high), (_, part_low, part_high) in zip(box.bounds, part.bounds, strict=True)
+    )
+
+
+def _check_named(model: nn.Module, inputs: Iterable[str]) -> None:
+    """torch.export cannot give a dynamic shape to what `**kwargs` takes."""
+    for name in inputs:
+        if name not in inspect.signature(model.forward).parameters:
+            raise TraceError(
+                f"forward of {type(model).__name__} takes input {name} in its **kwargs", "name it as an argument"
+            )
+
+
 _SUGGESTED = re.compile(r"^\s+(\w+) = Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)", re.MULTILINE)
+_GUARDED = re.compile(r"values of (\w+) = .* guard (?:(\d+) <= L\S+)?(?: and )?(?:L\S+ <= (\d+))?$", re.MULTILINE)
 
 
 def _narrowed(error: Exception, box: Range, sizes: Mapping[str, int]) -> Narrowed | None:
-    """The part of `box` that export says it can do, from its 'Suggested fixes'."""
+    """The part of `box` that export says it can do, from its 'Suggested fixes' and the guards it lists."""
     part = box
-    for name, low, high in _SUGGESTED.findall(str(error)):
-        bounds = {n: (lo, hi) for n, lo, hi in box.bounds}
+    bounds = {name: (low, high) for name, low, high in box.bounds}
+    for name, low, high in [*_SUGGESTED.findall(str(error)), *_GUARDED.findall(str(error))]:
         if name in bounds:
             part = part.replace(name, int(low or bounds[name][0]), int(high or bounds[name][1]))
     if part == box or not part.contains(sizes):
         return None
-    return Narrowed(part, _first_line(error))
+    return Narrowed(part, _first_line(error) + _branch(error))
+
+
+def _branch(error: BaseException) -> str:
+    """Where the model asks about a size, for an error about the answers."""
+    places = [place for place in private.failed_guards(error) if "/torch/" not in place]
+    if not places:
+        return ""
+    file, _, line = places[-1].rpartition(":")
+    return f" at {file}:{line}: {linecache.getline(file, int(line)).strip()}"
 
 
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     details = [line for line in lines if line.startswith("- ")]
-    return (details or lines or [type(error).__name__])[0].removeprefix("- ")
+    text = (details or lines or [type(error).__name__])[-1 if details else 0].removeprefix("- ")
+    for name, source in re.findall(r"values of (\w+) = (L\[\S+)", text):
+        text = text.replace(f"{name} = {source}", name).replace(source, name)
+    return text
 
 
 _LINE = re.compile(r'File "([^"]+)", line (\d+), in (\w+)')
@@ -145,6 +180,7 @@ def _explain(failures: Sequence[tuple[str, Exception]], model: nn.Module) -> Tra
     if own:
         file, line = own[-1]
         place = f" at {file}:{line}: {linecache.getline(file, line).strip()}"
+    place = _branch(error) or place
     message = f"{type(model).__name__} cannot be traced: {_first_line(error)}{place}"
     others = {_first_line(failure) for _, failure in failures[1:]} - {_first_line(error)}
     hint = "tried " + "; ".join(how for how, _ in failures)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +15,7 @@ from fxc import _torch_build as private
 from fxc._torch_build import OpOverload
 from fxc.errors import TraceError
 from fxc.graph_text import layout, source_line
-from fxc.scalars import evaluate
+from fxc.scalars import compute
 from fxc.shapes import Range
 from fxc.spec import InputSpec
 
@@ -55,19 +54,20 @@ def normalise(
     """Name sizes and placeholders, take conditions out of the graph, drop what computes nothing."""
     graph = exported.graph
     _inline_contexts(exported.graph_module)
-    names = _dimension_names(graph, exported, inputs, box)
     roles, constants = _roles(exported, model)
+    names = _dimension_names(graph, roles, inputs, box)
     for node in graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
-            node.meta["layout"] = _named_layout(value, names)
+            node.meta["layout"] = layout(value, partial(_written, names=names))
         elif (expr := private.expression(value)) is not None:
             node.meta["expr"] = private.render(expr, names)
         if node.op == "placeholder":
-            node.meta["role"] = roles.get(node.name, ("input", node.name))
-            if node.name in inputs:
-                node.meta["values"] = inputs[node.name].values
+            node.meta["role"] = role, given = roles[node.name]
+            node.meta["values"] = inputs[given].values if role == "input" else None
+    _copy_instead_of_cat(graph)
     conditions = [*_assertions(graph), *_guards(graph, names)]
+    _drop_dropout(graph)
     output_node = next(iter(reversed(graph.nodes)))
     mutated = _resolve_mutation(graph)
     _sweep(graph)
@@ -81,22 +81,22 @@ def normalise(
 
 
 def _dimension_names(
-    graph: fx.Graph, exported: torch.export.ExportedProgram, inputs: Mapping[str, InputSpec], box: Range
+    graph: fx.Graph, roles: Mapping[str, tuple[str, str]], inputs: Mapping[str, InputSpec], box: Range
 ) -> dict[str, str]:
     """Symbol of torch -> name of the dimension."""
     names: dict[str, str] = {}
     dynamic = {name for name, low, high in box.bounds if low < high}
     for node in graph.nodes:
-        if node.op != "placeholder" or node.name not in inputs:
+        if node.op != "placeholder" or roles[node.name][0] != "input":
             continue
-        value = node.meta["val"]
-        for size, part in zip(value.shape, inputs[node.name].shape, strict=True):
+        name = roles[node.name][1]
+        for size, part in zip(node.meta["val"].shape, inputs[name].shape, strict=True):
             expr = private.expression(size)
             if part not in dynamic:
                 continue
             if expr is None:
                 raise TraceError(
-                    f"the model fixes {part} to {size}: input {node.name} cannot have another size",
+                    f"the model fixes {part} to {size}: input {name} cannot have another size",
                     f"give dims.{part} min and max {size}, or remove what ties it to a width of the model",
                 )
             if not expr.is_Symbol:
@@ -105,9 +105,10 @@ def _dimension_names(
     return names
 
 
-def _named_layout(value: torch.Tensor, names: Mapping[str, str]) -> str:
-    text = layout(value)
-    return re.sub(r"\b[su]\d+\b", lambda match: names.get(match[0], match[0]), text) if names else text
+def _written(size: Any, names: Mapping[str, str]) -> str:
+    """A size in names of dimensions, spelled as `meta["expr"]` of a size number is."""
+    expr = private.expression(size)
+    return str(size) if expr is None else private.render(expr, names)
 
 
 def _roles(
@@ -116,9 +117,15 @@ def _roles(
     """Placeholder -> (role, name); and the values of constants, by name. A tied weight has one name."""
     kind = torch.export.graph_signature.InputKind
     canonical: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        canonical.setdefault(id(parameter), name)
-    first = {name: canonical[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    persistent = model.state_dict(keep_vars=True)
+    for name, tensor in named:
+        if name in persistent:
+            canonical.setdefault(id(tensor), name)
+    first = {name: canonical[id(tensor)] for name, tensor in named if name in persistent}
+    leaves = [spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind is kind.USER_INPUT]
+    _, given = private.unflatten(leaves, exported.call_spec.in_spec)
+    inputs = {leaf: name for name, leaf in given.items()}
     roles: dict[str, tuple[str, str]] = {}
     constants: dict[str, torch.Tensor] = {}
     for spec in exported.graph_signature.input_specs:
@@ -131,7 +138,7 @@ def _roles(
             roles[name] = ("constant", target)
             constants[target] = value.detach()
         elif spec.kind is kind.USER_INPUT:
-            roles[name] = ("input", name)
+            roles[name] = ("input", inputs[name])
         else:
             raise TraceError(f"the traced graph takes {name}, a {spec.kind.name.lower()}, which fxc cannot store")
     return roles, constants
@@ -166,6 +173,20 @@ def _inline_contexts(module: fx.GraphModule) -> None:
             module.graph.erase_node(node)
 
 
+def _copy_instead_of_cat(graph: fx.Graph) -> None:
+    """Concatenating one tensor with empty ones is a copy of it. Inductor knows, but gives the copy other strides."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default):
+        value = node.meta["val"]
+        full = [part for part in node.args[0] if not _is_empty(part.meta["val"])]
+        if len(full) == 1 and full[0].meta["val"].dtype == value.dtype and value.is_contiguous():
+            node.target = torch.ops.aten.clone.default
+            node.args, node.kwargs = (full[0],), {"memory_format": torch.contiguous_format}
+
+
+def _is_empty(value: torch.Tensor) -> bool:
+    return any(isinstance(size, int) and size == 0 for size in value.shape)
+
+
 def _has_effect(node: fx.Node) -> bool:
     if node.op in ("placeholder", "output"):
         return True
@@ -179,26 +200,17 @@ def _assertions(graph: fx.Graph) -> Iterator[Condition]:
             continue
         name = node.target._schema.name
         if name == "aten::_assert_scalar":
-            test, message = node.args[0], str(node.args[1])
+            test = node.args[0]
             graph.erase_node(node)
             if isinstance(test, fx.Node):
-                yield Condition(_plain(message, test), partial(_true, test))
+                place = source_line(test)
+                yield Condition(test.meta["expr"] + (f" ({place})" if place else ""), partial(compute, test.meta["expr"]))
         elif name in (
             "aten::_assert_tensor_metadata",
             "aten::sym_constrain_range",
             "aten::sym_constrain_range_for_size",
         ):
             graph.erase_node(node)
-
-
-def _true(test: fx.Node, sizes: Mapping[str, int]) -> bool:
-    return bool(evaluate(test, sizes))
-
-
-def _plain(message: str, node: fx.Node) -> str:
-    place = source_line(node)
-    found = re.search(r"expression (.*) on node", message)
-    return (found[1] if found else message) + (f" ({place})" if place else "")
 
 
 def _guards(graph: fx.Graph, names: Mapping[str, str]) -> Iterator[Condition]:
@@ -241,12 +253,30 @@ def _resolve_mutation(graph: fx.Graph) -> set[fx.Node]:
                     if root.op == "placeholder":
                         mutated.add(root)
                 elif schema.returns and schema.returns[0].alias_info is not None:
-                    base[node] = root
-            if argument.alias_info.is_write and isinstance(value, fx.Node) and len(schema.returns) == 1:
+                    # reshape, to and contiguous promise the same memory and may have to copy
+                    if private.same_memory(node.meta["val"], source.meta["val"]):
+                        base[node] = root
+            if isinstance(value, fx.Node) and _returns(schema, argument):
                 node.replace_all_uses_with(value, delete_user_cb=lambda user, node=node: user is not node)
     for node, root in base.items():
         node.meta["base"] = root
     return mutated
+
+
+def _drop_dropout(graph: fx.Graph) -> None:
+    """Outside training dropout returns its input, the tensor itself, which its schema does not say."""
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten.dropout.default and not node.args[2]:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _returns(schema: Any, argument: Any) -> bool:
+    """Whether the op's result is `argument`, which it wrote into: `Tensor(a!)` on both sides."""
+    if len(schema.returns) != 1 or not argument.alias_info.is_write:
+        return False
+    result = schema.returns[0].alias_info
+    return result is not None and result.before_set == argument.alias_info.before_set
 
 
 def _sweep(graph: fx.Graph) -> None:

@@ -91,9 +91,8 @@ def compare(
     if seeded:
         torch.manual_seed(99)
     have = program(**ours)
-    flat, structure = _pytree.tree_flatten(want)
-    found, found_structure = _pytree.tree_flatten(have)
-    assert repr(found_structure) == repr(structure), where
+    assert structure(have) == structure(want), where
+    flat, found = _pytree.tree_leaves(want), _pytree.tree_leaves(have)
     for index, (a, b) in enumerate(zip(found, flat, strict=True)):
         if isinstance(b, torch.Tensor):
             close(a, b, f"{where}: result {index}", tolerance)
@@ -107,6 +106,16 @@ def compare(
     assert _shared(found, [*ours.values(), *bound.state_dict().values()]) == _shared(
         flat, [*theirs.values(), *model.state_dict().values()]
     ), f"{where}: results that share memory"
+
+
+def structure(value: Any) -> Any:
+    """What a result is made of, by names of types and keys."""
+    kind = type(value).__name__
+    if isinstance(value, Mapping):
+        return kind, [(key, structure(item)) for key, item in value.items()]
+    if isinstance(value, (tuple, list)):
+        return kind, getattr(value, "_fields", None), [structure(item) for item in value]
+    return kind
 
 
 def close(have: Any, want: torch.Tensor, where: str, tolerance: float) -> None:

@@ -1,14 +1,18 @@
-"""What the tests of the examples and of README.md share: one cache with tiny_llama in it, built as a user builds it."""
+"""What tests share: one cache with tiny_llama in it, built as a user builds it, and files of expected text."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+
+if TYPE_CHECKING:
+    from fxc.plan import Plan
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,3 +44,45 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     environ = {**os.environ, "PATH": path, "FXC_CACHE_DIR": str(cache)}
     done = run("fxc build examples/tiny_llama.yaml", environ)
     return Built({**environ, "HASH": done.stdout.strip()}, done.stderr)
+
+
+GOLDENS = Path(__file__).parent / "goldens"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write what came into tests/goldens")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)`: `text` must be what tests/goldens/<name> holds; `--update-golden` writes it there."""
+
+    def check(name: str, text: str) -> None:
+        path = GOLDENS / name
+        if request.config.getoption("--update-golden"):
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"no {path}: run pytest with --update-golden and read what it writes"
+        assert text == path.read_text(encoding="utf-8"), f"not {path}: if it should change, run with --update-golden"
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with the binaries of all probes and of the compiled models of the zoo, made by one pool of workers."""
+    from fxc.cache import Cache
+    from fxc.lower import Lowering
+    from fxc.plan import make_plan
+    from fxc.pool import Pool
+    from fxc.progress import Observer
+    from tests import test_probes, test_zoo
+    from tests.building import HERE, plan_of, target
+
+    directory = tmp_path_factory.mktemp("compiled")
+    with Pool(len(os.sched_getaffinity(0)), HERE) as pool:
+        plans: list[Plan] = [plan_of(cls, level=2) for cls in test_zoo.COMPILED]
+        plans += [make_plan(probe.spec(2), test_probes.PROBES, target()) for probe in test_probes.ALL.values()]
+        imports = list(dict.fromkeys(name for plan in plans for name in plan.imports))
+        lowering = Lowering(Cache.open(directory), pool, Observer(), imports=imports, prove=True, force=False)
+        lowering.run(unit for plan in plans for unit in plan.units)
+    return directory

@@ -8,7 +8,6 @@ weights have the names that checkpoints use; only `forward` differs.
 from __future__ import annotations
 
 import copy
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -18,24 +17,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxc.convert import suggest
 from fxc.errors import SpecError
-from fxc.models.source import EXPECTED_OPS, ModelSource
+from fxc.models.hf_config import ENCODERS, inputs_of, quiet, read_config
+from fxc.models.source import EXPECTED_OPS, STORED_NAMES, ModelSource
 from fxc.models.target import check_dtype, check_inputs, describe
-from fxc.spec import DimSpec, InputSpec, Spec
-
-ENCODERS = {"bert": False, "distilbert": False, "modernbert": False, "roberta": True, "xlm-roberta": True}
-"""By `model_type`; True where positions are counted from the padding token's id, which costs rows of the table."""
-
-BATCH = 64
-"""Largest batch of an encoder, where `dims` does not say."""
+from fxc.spec import Spec
 
 
 def resolve_folder(spec: Spec, directory: Path) -> ModelSource:
     """Read config.json and choose the class; constructs nothing yet."""
     check_dtype(spec.model)
+    if spec.model.args:
+        raise SpecError("model.args: a Hugging Face folder takes none", "change its config.json")
     folder = directory / str(spec.model.huggingface)
-    config = _config(folder)
+    config = read_config(folder)
     cls = _causal_class(config)
     causal = cls is not None
     if cls is None:
@@ -44,49 +39,23 @@ def resolve_folder(spec: Spec, directory: Path) -> ModelSource:
             hint = f"causal language models (...ForCausalLM) and the encoders {', '.join(ENCODERS)} are"
             raise SpecError(f"model.huggingface: {folder}: {architecture} is not supported", hint)
         cls = _encoder_class(config)
-    inputs, dims = _causal_inputs(config) if causal else _encoder_inputs(config)
-    inputs, dims = _override(spec, inputs, dims)
+    inputs, dims = inputs_of(config, causal, spec)
 
     def make() -> nn.Module:
         return _construct(cls, config, spec.model.dtype)
 
     def prepare(module: nn.Module) -> None:
         from fxc.models.hf_attention import route
+        from fxc.models.hf_checkpoint import stored_names
 
         setattr(module, EXPECTED_OPS, route(module, causal))
+        setattr(module, STORED_NAMES, stored_names(module))
         forward = _causal_forward(cls) if causal else _encoder_forward(cls)
         module.__class__ = type(cls.__name__, (cls,), {"forward": forward, "__module__": cls.__module__})
         check_inputs(module, inputs)
 
     files = (folder / "config.json", *(Path(str(sys.modules[c.__module__].__file__)) for c in (cls, type(config))))
     return ModelSource(cls.__name__, inputs, dims, make, sources=files, prepare=prepare)
-
-
-def _config(folder: Path) -> Any:
-    path = folder / "config.json"
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        hint = "the path is relative to model.yaml; download the model first"
-        raise SpecError(f"model.huggingface: {path} cannot be read: {error.strerror}", hint) from None
-    except ValueError as error:
-        raise SpecError(f"model.huggingface: {path} is not JSON: {error}") from None
-    if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
-        raise SpecError(
-            f"model.huggingface: {path} has no `model_type`", "expected the config.json of a transformers model"
-        )
-    if data.get("quantization_config"):
-        method = data["quantization_config"].get("quant_method", "unknown")
-        raise SpecError(f"model.huggingface: {path}: quantization_config ({method}) is not supported")
-    try:
-        from transformers import AutoConfig
-    except ImportError:
-        raise SpecError("model.huggingface needs the package transformers", "pip install 'fxc[huggingface]'") from None
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:
-        hint = "a newer transformers may know it; code that comes with a checkpoint is not run"
-        raise SpecError(f"model.huggingface: {path}: {describe(error)}", hint) from error
 
 
 def _causal_class(config: Any) -> Any | None:
@@ -118,12 +87,13 @@ def _construct(cls: Any, config: Any, dtype: str | None) -> nn.Module:
         )
     options: dict[str, Any] = {} if dtype is None else {"dtype": getattr(torch, dtype)}
     try:
-        module: nn.Module = cls._from_config(
-            copy.deepcopy(config),
-            attn_implementation=hf_attention.PROBE,
-            experts_implementation=hf_experts.NAME,
-            **options,
-        )
+        with quiet():
+            module: nn.Module = cls._from_config(
+                copy.deepcopy(config),
+                attn_implementation=hf_attention.PROBE,
+                experts_implementation=hf_experts.NAME,
+                **options,
+            )
     except Exception as error:
         raise SpecError(f"model.huggingface: {cls.__name__} cannot be constructed: {describe(error)}") from error
     _keep_in_float32(module)
@@ -158,48 +128,3 @@ def _encoder_forward(cls: Any) -> Callable[..., Tensor]:
         return hidden
 
     return forward
-
-
-def _causal_inputs(config: Any) -> tuple[dict[str, InputSpec], dict[str, DimSpec]]:
-    most = _positions(config)
-    inputs = {
-        "input_ids": InputSpec(shape=("num_tokens",), dtype="int64", values=(0, config.vocab_size)),
-        "positions": InputSpec(shape=("num_tokens",), dtype="int64", values=(0, most) if most else None),
-    }
-    return inputs, {"num_tokens": DimSpec(min=1, max=most)} if most else {}
-
-
-def _encoder_inputs(config: Any) -> tuple[dict[str, InputSpec], dict[str, DimSpec]]:
-    most = _positions(config)
-    if ENCODERS[config.model_type]:
-        most -= config.pad_token_id + 1
-    inputs = {
-        "input_ids": InputSpec(shape=("batch", "seq"), dtype="int64", values=(0, config.vocab_size)),
-        "attention_mask": InputSpec(shape=("batch", "seq"), dtype="int64", values=(0, 2)),
-    }
-    return inputs, {"batch": DimSpec(min=1, max=BATCH), "seq": DimSpec(min=1, max=most)}
-
-
-def _positions(config: Any) -> int:
-    """How many positions the model has; 0 when its config does not say."""
-    return int(getattr(config, "max_position_embeddings", None) or 0)
-
-
-def _override(
-    spec: Spec, inputs: dict[str, InputSpec], dims: dict[str, DimSpec]
-) -> tuple[dict[str, InputSpec], dict[str, DimSpec]]:
-    """What model.yaml says goes before what follows from the config; bounds alone may be given."""
-    inputs = dict(spec.inputs) or inputs
-    used = dict.fromkeys(part for entry in inputs.values() for part in entry.shape if isinstance(part, str))
-    for name in spec.dims:
-        if name not in used:
-            raise SpecError(f"dims.{name}: no input has this dimension", suggest(name, used, "dimensions"))
-    dims = {
-        name: spec.dims[name] if name in spec.dims else dims[name] for name in used if name in {**dims, **spec.dims}
-    }
-    for name in used:
-        if name not in dims:
-            raise SpecError(
-                f"dims.{name}: no bounds, and config.json has no max_position_embeddings", "add them to dims"
-            )
-    return inputs, dims

@@ -47,6 +47,21 @@ def resolve(spec: Spec, directory: Path) -> ModelSource:
     return resolve_target(spec, directory)
 
 
+@dataclass(frozen=True)
+class StoredName:
+    """Where checkpoints keep a weight, if not under its own name."""
+
+    aliases: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+    """As in `Weight.parts` of the manifest."""
+
+
+def stored_names(module: nn.Module) -> Mapping[str, StoredName]:
+    """How checkpoints name weights of an instantiated module otherwise, by its own names."""
+    found: Mapping[str, StoredName] = getattr(module, STORED_NAMES, {})
+    return found
+
+
 def expected_ops(module: nn.Module) -> dict[str, int]:
     """How many nodes of which op the exported graph of an instantiated module must have, by qualified name.
 
@@ -57,5 +72,7 @@ def expected_ops(module: nn.Module) -> dict[str, int]:
     return dict(found) if isinstance(found, Mapping) else {}
 
 
+STORED_NAMES = "fxc_stored_names"
+"""Attribute that `ModelSource.prepare` leaves on the module for `stored_names`."""
 EXPECTED_OPS = "fxc_expected_ops"
 """Attribute that `ModelSource.prepare` leaves on the module for `expected_ops`."""

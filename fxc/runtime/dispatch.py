@@ -151,8 +151,8 @@ class _Writer:
                     self.known.add(part)
                     targets.append(self._value(part))
                 else:
-                    targets.append(f"{u}{axis}")
-                    checks.append(f"{u}{axis} == {self._value(part)}")
+                    targets.append(f"{u}{axis}_{name}")
+                    checks.append(f"{u}{axis}_{name} == {self._value(part)}")
             unpack = f"{self._tuple(targets)} = {name}.shape"
         if entry.mutated:
             checks += self._fit(entry)

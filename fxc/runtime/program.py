@@ -75,7 +75,7 @@ class Program:
             WeightError: missing or superfluous names, wrong shapes, dtypes or devices; nothing is bound then.
         """
         opened = weights.open_source(source, self.device)
-        self._bind(weights.collect(self.manifest.weights, opened, self.device, strict))
+        self._bind(weights.collect(self.manifest.weights, opened, self.device, strict, self.manifest.unused_weights))
         return self
 
     def explain(self, **dims: int) -> Explanation:

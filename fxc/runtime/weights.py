@@ -14,6 +14,7 @@ from fxc.errors import InputError, WeightError
 from fxc.manifest import Weight
 from fxc.runtime.files import FileSource
 from fxc.runtime.inputs import ALIGNMENT, layout, plain
+from fxc.runtime.parts import assembled
 
 Source = str | Path | Sequence[str | Path] | Mapping[str, torch.Tensor] | nn.Module
 
@@ -106,18 +107,25 @@ def open_source(source: Source, device: torch.device) -> WeightSource:
 
 
 def collect(
-    weights: Sequence[Weight], source: WeightSource, device: torch.device, strict: bool | None = None
+    weights: Sequence[Weight],
+    source: WeightSource,
+    device: torch.device,
+    strict: bool | None = None,
+    unused: Iterable[str] = (),
 ) -> list[torch.Tensor]:
     """One tensor per weight, in order.
+
+    unused: names of what the model has and the program does not read, which are never superfluous.
 
     Raises:
         WeightError: all that is wrong, before anything is read; the first few problems in words.
     """
+    source = assembled(source, weights)
     given = list(source.names())
     present = set(given)
     problems: list[Problem] = []
     chosen: list[list[str]] = []
-    used: set[str] = set()
+    used: set[str] = set(unused)
     for weight in weights:
         found = [name for name in (weight.name, *weight.aliases) if name in present]
         chosen.append(found)

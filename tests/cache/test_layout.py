@@ -63,12 +63,19 @@ def test_what_is_not_ours_is_not_pruned(tmp_path: Path) -> None:
     assert (tmp_path / "v0" / "src").is_dir()
 
 
-def test_a_file_in_the_place_of_the_cache(tmp_path: Path) -> None:
+@pytest.mark.parametrize("below", ["", "deeper/still"])
+def test_a_file_in_the_place_of_the_cache(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").touch()
-    cache = Cache.open(tmp_path / "file")
-    with pytest.raises(CacheIOError, match=r"cannot lock .*/file/v1/locks/x\.lock: (Not a directory|File exists)"):
+    with pytest.raises(CacheIOError, match=r"the cache cannot be .*: .*/file is not a directory"):
+        Cache.open(tmp_path / "file" / below)
+
+
+def test_a_file_in_the_place_of_a_folder_of_the_cache(tmp_path: Path) -> None:
+    (tmp_path / "v1").touch()
+    cache = Cache.open(tmp_path)
+    with pytest.raises(CacheIOError, match=r"cannot lock .*/v1/locks/x\.lock: (Not a directory|File exists)"):
         cache.lock("x").__enter__()
-    with pytest.raises(CacheIOError, match=r"cannot read .*/file/v1/artifacts: Not a directory"):
+    with pytest.raises(CacheIOError, match=r"cannot read .*/v1/artifacts: Not a directory"):
         cache.list()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from fxc import machine
 from fxc.errors import SpecError, TraceError
 from fxc.models import ModelSource, expected_ops, instantiate, resolve
 from fxc.models.hf_attention import PATTERN, Pattern
+from fxc.plan import make_plan
 from fxc.spec import DimSpec, Spec, parse_spec
 from fxc.trace import with_fake_weights
 from tests.models import configs
@@ -96,9 +99,18 @@ def run(program: torch.export.ExportedProgram, values: dict[str, Tensor], args: 
     return out
 
 
-HOWS = [(name, "non-strict") for name in (*configs.CAUSAL, *configs.ENCODER) if name != "llama4_text"]
-HOWS += [("llama", "deferred"), ("llama", "strict"), ("gpt_oss", "strict"), ("modernbert", "strict")]
+HOWS = [("llama", "deferred"), ("llama", "strict"), ("gpt_oss", "strict"), ("modernbert", "strict")]
 HOWS += [("llama4_text", "deferred")]  # the plain way fixes its number of tokens
+
+
+@pytest.mark.parametrize("model_type", [*configs.CAUSAL, *configs.ENCODER])
+def test_who_sees_whom(tmp_path: Path, model_type: str) -> None:
+    write(tmp_path, model_type)
+    source = resolve(spec(), tmp_path)
+    module = instantiate(source)
+    assert module.state_dict().keys() == stock(tmp_path, module).state_dict().keys()
+    patterns = [getattr(layer, PATTERN) for layer in module.modules() if hasattr(layer, PATTERN)]
+    assert patterns == PATTERNS.get(model_type, [Pattern("positions" in source.inputs)] * 2)
 
 
 @pytest.mark.parametrize(("model_type", "how"), HOWS, ids=str)
@@ -108,10 +120,6 @@ def test_exported_equals_stock_eager(tmp_path: Path, model_type: str, how: str) 
     module = instantiate(source)
     causal = "positions" in source.inputs
     reference = stock(tmp_path, module)
-    assert module.state_dict().keys() == reference.state_dict().keys()
-    patterns = [getattr(layer, PATTERN) for layer in module.modules() if hasattr(layer, PATTERN)]
-    assert patterns == PATTERNS.get(model_type, [Pattern(causal)] * 2)
-
     program = export(source, module, how)
     calls = [node for node in program.graph.nodes if node.target is torch.ops.fxc.attention.default]
     assert expected_ops(module) == {"fxc::attention": len(calls)} == {"fxc::attention": 2}
@@ -175,9 +183,10 @@ def test_parameters_are_on_the_meta_device_and_tied_ones_stay_so(tmp_path: Path)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "no_such_model"}, "no_such_model"),
+    ({"model_type": "no_such_model"}, "model_type 'no_such_model' is unknown to transformers"),
     ({"model_type": None}, "has no `model_type`"),
     ({"quantization_config": {"quant_method": "fp8"}}, r"quantization_config \(fp8\) is not supported"),
+    ({"quantization_config": "gptq"}, r"quantization_config \(gptq\) is not supported"),
     (
         {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]},
         "T5ForConditionalGeneration is not supported",
@@ -195,6 +204,63 @@ def test_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     write(tmp_path, "llama", **changes)
     with pytest.raises(SpecError, match=message):
         instantiate(resolve(spec(), tmp_path))
+
+
+def test_code_of_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    auto_map = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    write(tmp_path, "llama", model_type="theirs", auto_map=auto_map, trust_remote_code=True)
+    with pytest.raises(SpecError, match="model_type 'theirs' is unknown") as caught:
+        resolve(spec(), tmp_path)
+    assert caught.value.hint == "code that comes with a checkpoint (auto_map) is not run"
+    write(tmp_path, "llama", architectures=["TheirsForCausalLM"], auto_map=auto_map)
+    with pytest.raises(SpecError, match="TheirsForCausalLM is not supported"):
+        resolve(spec(), tmp_path)
+    write(tmp_path, "llama", auto_map=auto_map)
+    assert resolve(spec(), tmp_path).name == "LlamaForCausalLM"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "llama")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(SpecError, match="needs the package transformers") as caught:
+        resolve(spec(), tmp_path)
+    assert caught.value.hint == "pip install 'fxc[huggingface]'"
+
+
+def test_positions_beyond_a_learned_table(tmp_path: Path) -> None:
+    write(tmp_path, "roberta")
+    dims = {"batch": {"min": 1, "max": 2}, "seq": {"min": 1, "max": 127}}
+    with pytest.raises(SpecError, match=r"dims.seq: max 127 is above 126, the positions that the model has"):
+        resolve(spec(dims=dims), tmp_path)
+    write(tmp_path, "llama")  # rotary: there is no table
+    assert resolve(spec(dims={"num_tokens": {"min": 1, "max": 4096}}), tmp_path).dims["num_tokens"].max == 4096
+
+
+def test_args_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "llama")
+    with pytest.raises(SpecError, match=r"model.args: a Hugging Face folder takes none"):
+        resolve(spec(model={"huggingface": ".", "args": {"num_hidden_layers": 1}}), tmp_path)
+
+
+@pytest.mark.parametrize(("compile_", "message"), [
+    ({"sizes": [1, 129]}, "compile.sizes: 129 is outside the bounds of num_tokens, 1 to 128"),
+    ({"ranges": [500]}, "compile.ranges: 500 is outside the bounds of num_tokens, 1 to 128"),
+    ({"sizes": [{"tokens": 1}]}, "compile.sizes: unknown dimension 'tokens'"),
+])  # fmt: skip
+def test_sizes_are_checked_against_the_bounds_that_follow(
+    tmp_path: Path, compile_: dict[str, Any], message: str
+) -> None:
+    write(tmp_path, "llama")
+    with pytest.raises(SpecError, match=message):
+        make_plan(spec(compile=compile_), tmp_path, machine.probe("cpu"))
+
+
+def test_advice_of_transformers_is_not_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, "gpt_oss")  # its rope parameters do not fit 128 positions
+    instantiate(resolve(spec(), tmp_path))
+    assert capfd.readouterr() == ("", "")
 
 
 def test_refuses_classes_that_never_attend(tmp_path: Path) -> None:

@@ -251,3 +251,14 @@ class SliceWritten(Model):
         x[:, 2:][:, :2].zero_()
         y: Tensor = torch.ops.zoo.mix(x)
         return y
+
+
+class MayCopy(Model):
+    """`reshape`, `to` and `contiguous` that have to copy: later writes are not seen in what they gave."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        flat, wide, turned = x.t().reshape(-1), x.to(torch.float64), x.t().contiguous()
+        y = torch.ops.zoo.mix(x)
+        x.add_(1)
+        z = torch.ops.zoo.mix(y)
+        return flat + 1, wide + 1, turned + 1, z

@@ -141,8 +141,8 @@ class Width(Model):
 class NamedLikeInput(Model):
     """Dimensions named as inputs, as modules, as built-in functions, as torch's own symbols."""
 
-    inputs = {"n": "float32[n, s0]", "torch": "float32[max, len]"}
-    dims = {"n": (1, 32), "s0": (2, 9), "max": (1, 5), "len": (1, 5)}
+    inputs = {"n": "float32[n, s0]", "torch": "float32[step_0, len]"}
+    dims = {"n": (1, 32), "s0": (2, 9), "step_0": (1, 5), "len": (1, 5)}
     calls = ((1, 2, 1, 1), (5, 3, 2, 4), (32, 9, 5, 5))
     split = ("zoo::rows",)
 
@@ -271,6 +271,16 @@ class BranchOfTwo(Model):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.zoo.mix(x)
         return y * 2 if x.shape[1] > 8 else y - 1
+
+
+class BranchCorner(Model):
+    """Only the shape (1, 1) is special."""
+
+    inputs, dims, calls = TWO, TWO_DIMS, TWO_CALLS
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.zoo.mix(x)
+        return y * 2 if x.shape[0] == 1 and x.shape[1] == 1 else y - 1
 
 
 class BranchOfEach(Model):

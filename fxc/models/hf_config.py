@@ -1,0 +1,136 @@
+"""What follows from the config.json of a Hugging Face model: whether it can be built, its inputs, their bounds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fxc.convert import nearest, suggest
+from fxc.errors import SpecError
+from fxc.models.target import describe
+from fxc.spec import DimSpec, InputSpec, Spec
+
+ENCODERS = {"bert": False, "distilbert": False, "modernbert": False, "roberta": True, "xlm-roberta": True}
+"""By `model_type`; True where positions are counted from the padding token's id, which costs rows of the table."""
+
+BATCH = 64
+"""Largest batch of an encoder, where `dims` does not say."""
+
+
+def read_config(folder: Path) -> Any:
+    path = folder / "config.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        hint = "the path is relative to model.yaml; download the model first"
+        raise SpecError(f"model.huggingface: {path} cannot be read: {error.strerror}", hint) from None
+    except ValueError as error:
+        raise SpecError(f"model.huggingface: {path} is not JSON: {error}") from None
+    if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
+        raise SpecError(
+            f"model.huggingface: {path} has no `model_type`", "expected the config.json of a transformers model"
+        )
+    if quantization := data.get("quantization_config"):
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
+        raise SpecError(
+            f"model.huggingface: {path}: quantization_config ({method}) is not supported",
+            "take a checkpoint that is not quantized",
+        )
+    try:
+        from transformers import CONFIG_MAPPING, AutoConfig, __version__
+    except ImportError:
+        raise SpecError("model.huggingface needs the package transformers", "pip install 'fxc[huggingface]'") from None
+    name = data["model_type"]
+    if name not in CONFIG_MAPPING:
+        near = nearest(name, CONFIG_MAPPING)
+        hint = "code that comes with a checkpoint (auto_map) is not run" if data.get("auto_map") else ""
+        raise SpecError(
+            f"model.huggingface: {path}: model_type {name!r} is unknown to transformers {__version__}",
+            hint or (f"did you mean {near!r}?" if near else "a newer one may know it"),
+        )
+    try:
+        with quiet():
+            return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise SpecError(f"model.huggingface: {path}: {describe(error)}") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Transformers logs errors only: advice about a config, about weights that are not loaded, would be noise here."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def inputs_of(config: Any, causal: bool, spec: Spec) -> tuple[dict[str, InputSpec], dict[str, DimSpec]]:
+    """Inputs and dims of the model; what model.yaml says goes before what follows from the config."""
+    inputs, dims = _override(spec, *(_causal_inputs(config) if causal else _encoder_inputs(config)))
+    _check_table(config, dims)
+    return inputs, dims
+
+
+def _causal_inputs(config: Any) -> tuple[dict[str, InputSpec], dict[str, DimSpec]]:
+    most = _positions(config)
+    inputs = {
+        "input_ids": InputSpec(shape=("num_tokens",), dtype="int64", values=(0, config.vocab_size)),
+        "positions": InputSpec(shape=("num_tokens",), dtype="int64", values=(0, most) if most else None),
+    }
+    return inputs, {"num_tokens": DimSpec(min=1, max=most)} if most else {}
+
+
+def _encoder_inputs(config: Any) -> tuple[dict[str, InputSpec], dict[str, DimSpec]]:
+    most = _positions(config)
+    if ENCODERS[config.model_type]:
+        most -= config.pad_token_id + 1
+    inputs = {
+        "input_ids": InputSpec(shape=("batch", "seq"), dtype="int64", values=(0, config.vocab_size)),
+        "attention_mask": InputSpec(shape=("batch", "seq"), dtype="int64", values=(0, 2)),
+    }
+    return inputs, {"batch": DimSpec(min=1, max=BATCH), "seq": DimSpec(min=1, max=most)}
+
+
+def _positions(config: Any) -> int:
+    """How many positions the model has; 0 when its config does not say."""
+    return int(getattr(config, "max_position_embeddings", None) or 0)
+
+
+def _override(
+    spec: Spec, inputs: dict[str, InputSpec], dims: dict[str, DimSpec]
+) -> tuple[dict[str, InputSpec], dict[str, DimSpec]]:
+    """What model.yaml says goes before what follows from the config; bounds alone may be given."""
+    inputs = dict(spec.inputs) or inputs
+    used = dict.fromkeys(part for entry in inputs.values() for part in entry.shape if isinstance(part, str))
+    for name in spec.dims:
+        if name not in used:
+            raise SpecError(f"dims.{name}: no input has this dimension", suggest(name, used, "dimensions"))
+    dims = {
+        name: spec.dims[name] if name in spec.dims else dims[name] for name in used if name in {**dims, **spec.dims}
+    }
+    for name in used:
+        if name not in dims:
+            raise SpecError(
+                f"dims.{name}: no bounds, and config.json has no max_position_embeddings", "add them to dims"
+            )
+    return inputs, dims
+
+
+def _check_table(config: Any, dims: dict[str, DimSpec]) -> None:
+    """No more tokens than rows in a learned position table; rotary positions go on for ever."""
+    most = _positions(config) - (config.pad_token_id + 1 if ENCODERS.get(config.model_type) else 0)
+    if most <= 0 or getattr(config, "rope_parameters", None):
+        return
+    for name in ("num_tokens", "seq"):
+        if name in dims and dims[name].max > most:
+            raise SpecError(
+                f"dims.{name}: max {dims[name].max} is above {most}, the positions that the model has",
+                "lower it: they follow from max_position_embeddings in config.json",
+            )
