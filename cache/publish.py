@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -93,8 +94,8 @@ def _keep_others(place: Path, new: Path, rank_dir: str) -> dict[str, Rank]:
 
 
 def _sweep(artifacts: Path, stage: Path) -> None:
-    """Remove directories that are not artifacts because their manifest is gone."""
+    """Remove directories without a manifest, which are no artifacts; a young one may be copied in just now."""
     for path in artifacts.iterdir():
-        if not (path / MANIFEST).exists():
+        if not (path / MANIFEST).exists() and time.time() - path.stat().st_mtime > 3600:
             with suppress(OSError, FxcError):
                 os.rename(path, stage / f"{path.name}.swept")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import pkgutil
 import platform
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,21 @@ from fxc.machine import compiler_version
 
 OpOverload = torch._ops.OpOverload
 """An op with its overload: `torch.ops.aten.add.Tensor`."""
+
+
+def is_own_file(file: str) -> bool:
+    """Whether a source file is torch's or fxc's, rather than the model's."""
+    return file.startswith((_TORCH, _FXC, "<"))
+
+
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_FXC = str(Path(__file__).parent) + os.sep
+
+
+def has_effect(op: Any) -> bool:
+    """Whether the op does more than compute its results: it writes into an argument, or has no result at all."""
+    schema = op._schema
+    return bool(schema.is_mutable) or (not schema.returns and not op.namespace.startswith(("aten", "prim")))
 
 
 def fake_mode() -> FakeTensorMode:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import selectors
 import shlex
 import signal
@@ -52,6 +53,8 @@ class CheckJob(msgspec.Struct, frozen=True, tag="check"):
     library: str
     points: tuple[dict[str, int], ...]
     """Sizes to run at; none only loads."""
+    lowest: dict[str, int]
+    """Lowest sizes that the binary is for."""
     values: tuple[tuple[float, float] | None, ...]
     """Per input, the half-open range of made-up integers."""
     directory: str
@@ -70,6 +73,9 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 Job = CompileJob | CheckJob
+
+DETAIL = 20_000
+"""Characters of what a compiler printed that are kept: a pipe holds 65536 bytes before its writer has to wait."""
 
 
 def run_job(job: Job) -> dict[str, Any]:
@@ -142,7 +148,7 @@ def _fork(job: Job, replies: int) -> _Child:
             text = traceback.format_exc()
             sys.stdout.flush()
             detail = text + child.log.read_text(errors="replace")
-            reply = Reply(job.id, 0.0, error=_message(error), detail=detail)
+            reply = Reply(job.id, 0.0, error=_message(error), detail=detail[-DETAIL:])
         with os.fdopen(write, "wb") as pipe:
             pipe.write(msgspec.json.encode(reply))
         sys.stdout.flush()
@@ -158,9 +164,14 @@ def _die_with_parent() -> None:
 
 
 def _message(error: BaseException) -> str:
+    """One line: what the host compiler calls an error, else the first that reads like one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    compiler = [match[0] for match in map(_COMPILER_ERROR.search, lines) if match]
     marked = [line for line in lines if "error" in line.lower()]
-    return f"{type(error).__name__}: {(marked or lines or [''])[0]}"
+    return f"{type(error).__name__}: {(compiler or marked or lines or [''])[0]}"
+
+
+_COMPILER_ERROR = re.compile(r"\b(fatal )?error: .*")
 
 
 def serve() -> None:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxc._torch_build import OpOverload
+from fxc._torch_build import OpOverload, is_own_file
 from fxc.errors import TraceError
 
 ABBREVIATIONS: dict[torch.dtype, str] = {
@@ -160,7 +160,7 @@ def source_line(node: fx.Node) -> str:
     """`tiny_llama.py:41 in forward: return self.down(...)`: the innermost line of the model outside torch."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     for file, line, function, code in reversed(frames):
-        if "/torch/" not in file:
+        if not is_own_file(file):
             return f"{file.rsplit('/', 1)[-1]}:{line} in {function}: {code.strip()}"
     return ""
 

@@ -67,6 +67,8 @@ class HostCompiler:
             # The code may use torch's headers, for which the include path is missing here: what counts are the flags.
             source = code if "#include <immintrin.h>" in code else ""
             done = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+            if done.returncode not in (0, 1):  # killed, say: no answer to keep
+                return False
             part = answer.with_suffix(f".{os.getpid()}")
             part.write_text("yes" if done.returncode == 0 else "no")
             os.rename(part, answer)
@@ -121,6 +123,8 @@ class HostCompiler:
         command = [*flags, *kind, str(source), "-o", str(part)]
         if subprocess.run(command, cwd=directory, check=False, capture_output=True).returncode:
             return False
+        with open(part, "rb") as file:
+            os.fsync(file.fileno())  # a half file under its final name would break every later build
         os.rename(part, path)
         return True
 

@@ -159,12 +159,13 @@ def _installed(package: str) -> str:
         return ""
 
 
-def intact(cache: Cache, hash: str, place: Ranks) -> bool:
-    """Whether the artifact is there with this rank, all files as they were written."""
+def intact(cache: Cache, hash: str, place: Ranks, proved: bool) -> bool:
+    """Whether the artifact is there with this rank, all files as they were written, and proved if it has to be."""
     try:
         artifact = cache.artifact(hash)
         rank_dir = artifact.rank_dir(place.rank, place.data_parallel_rank)
         artifact.verify(rank_dir)
     except FxcError:
         return False
-    return artifact.manifest.ranks[rank_dir].world_size == place.world_size
+    enough = artifact.manifest.proved or not proved
+    return enough and artifact.manifest.ranks[rank_dir].world_size == place.world_size

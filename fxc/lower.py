@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,8 +23,13 @@ from fxc.region import Piece
 from fxc.shapes import Range, edge_points
 from fxc.target import Target
 
-VERSION = "1"
-"""Changes whenever the same piece would be compiled to something else by this code."""
+_HERE = Path(__file__).parent
+VERSION = key.digest(
+    b"".join(
+        (_HERE / name).read_bytes() for name in ("_torch_build.py", "host_compiler.py", "lower.py", "piece_jobs.py")
+    )
+)
+"""Digest of the code that makes binaries: another one may make others of the same piece."""
 
 WORTH_HEADERS = 3
 """Binaries from which on making precompiled headers saves more than it takes."""
@@ -65,7 +71,8 @@ class Unit:
 
     def points(self) -> tuple[dict[str, int], ...]:
         """Where the binary is compared with eager."""
-        return edge_points(self.range)
+        middle = {name: hint for name, (_, _, hint) in self.dims().items()}
+        return edge_points(self.range, [middle])
 
 
 def hint(low: int, high: int) -> int:
@@ -103,6 +110,8 @@ class Lowered:
     binaries: dict[str, Binary] = field(default_factory=dict)
     compiled: int = 0
     reused: int = 0
+    compile_seconds: float = 0.0
+    """Wall time; where compiling and proving go on at once, each has the share that its jobs have of those running."""
     prove_seconds: float = 0.0
 
 
@@ -168,6 +177,7 @@ class Lowering:
 
     def _work(self, waiting: list[Unit], running: dict[int, _Running], stage: Path) -> None:
         """Keep the pool busy; a unit that another build is compiling is left to that one."""
+        at = time.perf_counter()
         fast = len(waiting) >= WORTH_HEADERS and len(waiting) > self.pool.jobs
         while waiting or running:
             for unit in list(waiting):
@@ -175,6 +185,7 @@ class Lowering:
                     break
                 lock = ExitStack()
                 if not lock.enter_context(self.cache.try_lock(unit.key)):
+                    lock.close()
                     continue
                 waiting.remove(unit)
                 if self._take(unit):  # another build has made it meanwhile
@@ -185,7 +196,12 @@ class Lowering:
                 running[number] = _Running(unit, stage / str(number), lock)
                 self._start(number, running[number], fast)
             if running:
-                self._advance(running, self.pool.receive())
+                checking = sum(bool(entry.compiled) for entry in running.values()) / len(running)
+                reply = self.pool.receive()
+                at, since = time.perf_counter(), at
+                self.done.prove_seconds += checking * (at - since)
+                self.done.compile_seconds += (1 - checking) * (at - since)
+                self._advance(running, reply)
             elif waiting:
                 with self.cache.lock(waiting[0].key):
                     pass  # wait for the other build, then look again
@@ -210,8 +226,8 @@ class Lowering:
         unit = entry.unit
         job = CheckJob(
             id=number, text=unit.piece.text, device=unit.target.device, imports=self.imports,
-            library=entry.compiled["library"], points=unit.points() if self.prove else (), values=unit.piece.values,
-            directory=str(entry.directory),
+            library=entry.compiled["library"], points=unit.points() if self.prove else (),
+            lowest=unit.range.low(), values=unit.piece.values, directory=str(entry.directory),
         )  # fmt: skip
         self.pool.send(job)
 
@@ -228,7 +244,6 @@ class Lowering:
             return
         del running[reply.id]
         with entry.lock:
-            self.done.prove_seconds += reply.seconds
             proof = [Proof(piece=unit.piece.unique, **point) for point in reply.result["proof"]]
             self._store(entry, tuple(proof))
         self.observer.compiled(unit.label, entry.compile_seconds)

@@ -184,10 +184,12 @@ class Manifest(_Record, frozen=True, kw_only=True):
     custom_ops: tuple[CustomOp, ...] = ()
     sources: tuple[Source, ...] = ()
     proof: tuple[Proof, ...] = ()
+    proved: bool = True
+    """Whether binaries were compared with eager."""
     tolerances: dict[str, float] = {}
     """Largest relative error accepted per dtype."""
     seconds: dict[str, float] = {}
-    """Phases of the build that made it: trace, partition, compile, prove, publish, total."""
+    """Phases of the build that made it, before it was published: trace, partition, compile, prove, total."""
     ranks: dict[str, Rank] = {}
     """By directory name, `rank_0_0`."""
 

@@ -8,13 +8,13 @@ into is made again on the other side, so that both sides share memory with the t
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import fx
 
-from fxc._torch_build import OpOverload
+from fxc._torch_build import OpOverload, has_effect
 from fxc.errors import SpecError
 from fxc.region import OWN_NAMESPACES, Call, Region, needed_views, reads_data
 from fxc.scalars import is_scalar
@@ -64,7 +64,7 @@ def check_splitting_ops(names: Iterable[str]) -> None:
 
 
 def is_splitting(node: fx.Node, names: Sequence[str]) -> bool:
-    """Whether the graph is cut at this node: a listed op, or an op outside aten that writes into an argument.
+    """Whether the graph is cut at this node: a listed op, or an op outside aten with an effect.
 
     The latter since Inductor may drop a copy that such an op relies on, as it cannot see inside.
     """
@@ -76,7 +76,7 @@ def is_splitting(node: fx.Node, names: Sequence[str]) -> bool:
         return True
     if name in _COPIES and _protects(node):
         return True
-    return target.namespace not in OWN_NAMESPACES and target._schema.is_mutable
+    return target.namespace not in OWN_NAMESPACES and has_effect(target)
 
 
 def _protects(node: fx.Node) -> bool:
@@ -107,15 +107,23 @@ def partition(traced: Traced, splitting_ops: Sequence[str]) -> Partition:
     for node, index in region.items():
         members.setdefault(index, []).append(node)
     for index in sorted(members):
-        if index in eager:
-            views = needed_views(eager[index].all_input_nodes, index, region)
-            results = [eager[index]] if members[index] == [eager[index]] else members[index][1:]
-            result.statements.append(Eager(eager[index], views, results))
+        if index in eager or all("base" in node.meta for node in members[index]):
+            result.statements += _eager(members[index], index, region)
         elif (call := Region(traced, members[index], index, region).call()) is not None:
             result.statements.append(call)
     output = next(iter(reversed(traced.graph.nodes)))
     result.tail = needed_views(output.all_input_nodes, current + 1, region)
     return result
+
+
+def _eager(members: list[fx.Node], index: int, region: Mapping[fx.Node, int]) -> list[Eager]:
+    """Statements for a splitting op, or for a region of nothing but views, which is not worth a binary."""
+    statements = []
+    for node in members:
+        if node.target is not operator.getitem:
+            items = [item for item in members if item.target is operator.getitem and item.args[0] is node]
+            statements.append(Eager(node, needed_views(node.all_input_nodes, index, region), items or [node]))
+    return statements
 
 
 def _mark_custom_writes(nodes: Iterable[fx.Node]) -> None:
@@ -126,5 +134,6 @@ def _mark_custom_writes(nodes: Iterable[fx.Node]) -> None:
         for position, argument in enumerate(target._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-                if isinstance(value, fx.Node):
-                    value.meta.get("base", value).meta["written_by_custom"] = True
+                for tensor in value if isinstance(value, (list, tuple)) else [value]:
+                    if isinstance(tensor, fx.Node):
+                        tensor.meta.get("base", tensor).meta["written_by_custom"] = True

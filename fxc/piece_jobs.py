@@ -77,7 +77,9 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
     eager = fx.GraphModule({}, graph)
     proof = []
     for wanted in job.points:
-        point = affordable(job.text, wanted) if wanted else wanted
+        point = affordable(job.text, wanted, job.lowest)
+        if point is None:
+            continue
         label = ",".join(f"{name}={value}" for name, value in point.items()) or "static"
         inputs = [
             _draw(layout, point, values, job.device, seed)

@@ -82,7 +82,7 @@ def build(
     if count < 1:
         raise UsageError(f"--jobs {count}: expected 1 or more")
     found = None if force else identity.find(spec, directory, place, cache)
-    if found is not None and identity.intact(cache, found, place):
+    if found is not None and identity.intact(cache, found, place, prove):
         return _hit(cache, found, {}, start)
     return _miss(spec, directory, place, cache, count, force, prove, observer, start)
 
@@ -125,7 +125,7 @@ def _miss(
         observer.phase_done("partition", plan.seconds["partition"])
         manifest = plan.manifest
         direct = identity.direct_key(spec, target, place)
-        if not force and identity.intact(cache, manifest.hash, place):
+        if not force and identity.intact(cache, manifest.hash, place, prove):
             with contextlib.suppress(CacheIOError):  # a read-only cache
                 identity.remember(cache, direct, manifest)
             return _hit(cache, manifest.hash, plan.seconds, start)
@@ -134,7 +134,7 @@ def _miss(
     at = time.perf_counter()
     proof = [line for name in sorted(lowered.binaries) for line in lowered.binaries[name].proof]
     manifest = msgspec.structs.replace(
-        manifest, binaries=lowered.binaries, proof=tuple(proof),
+        manifest, binaries=lowered.binaries, proof=tuple(proof), proved=prove,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds={**plan.seconds, "total": time.perf_counter() - start},
     )  # fmt: skip
@@ -151,11 +151,8 @@ def _lower(plan: Plan, cache: Cache, pool: Any, prove: bool, force: bool, observ
     from fxc.lower import Lowering
 
     observer.phase("compile")
-    at = time.perf_counter()
     lowered = Lowering(cache, pool, observer, imports=plan.imports, prove=prove, force=force).run(plan.units)
-    wall = time.perf_counter() - at
-    plan.seconds["prove"] = min(lowered.prove_seconds / pool.jobs, wall)
-    plan.seconds["compile"] = wall - plan.seconds["prove"]
+    plan.seconds |= {"compile": lowered.compile_seconds, "prove": lowered.prove_seconds}
     observer.phase_done("compile", plan.seconds["compile"])
     observer.phase_done("prove", plan.seconds["prove"])
     return lowered

@@ -18,11 +18,12 @@ from fxc._torch_build import OpOverload
 from fxc.aside import kept_aside
 from fxc.cache import key
 from fxc.cases import cover
-from fxc.errors import TraceError
+from fxc.errors import SpecError, TraceError
 from fxc.graph_text import print_graph
-from fxc.manifest import Constant, CustomOp, Factor, Input, Manifest, PassReport, Piece, Program, Source, Weight
+from fxc.manifest import FORMAT, Constant, CustomOp, Factor, Input, Manifest, Piece, Program, Source, Weight
 from fxc.models import ModelSource, expected_ops, instantiate, reads, resolve, stored_names
 from fxc.partition import Partition, check_splitting_ops, partition
+from fxc.passes import PIPELINE
 from fxc.region import OWN_NAMESPACES, Call
 from fxc.shapes import Range
 from fxc.spec import Spec, check_spec
@@ -54,6 +55,8 @@ def make_plan(spec: Spec, directory: Path, target: Target) -> Plan:
         TraceError: it cannot be traced.
     """
     start = time.perf_counter()
+    for name in spec.passes.keys() - set(PIPELINE):
+        raise SpecError(f"passes.{name}: there is no such pass", "this release has none: remove the key")
     with reads.recorded(directory) as read:
         source = resolve(spec, directory)
         check_splitting_ops(spec.partition.splitting_ops)
@@ -152,8 +155,10 @@ def _assemble(
     if data:
         files["constants.safetensors"] = save_tensors(data)
     mutated = set().union(*(traced.mutated for traced in traces.values()))
-    factors = _factors(spec, target, code, unique, programs, files.get("constants.safetensors", b""))
     used = {weight.name for weight in used_weights} | {alias for weight in used_weights for alias in weight.aliases}
+    custom_ops = _custom_ops(parts.values(), source.imports)
+    bound = msgspec.json.encode([used_weights, sorted(names - used), custom_ops])
+    factors = _factors(spec, target, code, unique, programs, files.get("constants.safetensors", b""), bound)
     manifest = Manifest(
         hash=identity.content_key(factors),
         fxc=identity.fxc_version(),
@@ -181,8 +186,7 @@ def _assemble(
         programs=programs,
         pieces={name: _pieces(part, numbers) for name, part in parts.items()},
         binaries={},
-        passes=_passes(spec),
-        custom_ops=_custom_ops(parts.values(), source.imports),
+        custom_ops=custom_ops,
         sources=tuple(records),
         tolerances=prove.TOLERANCES,
     )
@@ -257,17 +261,15 @@ def _custom_ops(parts: Iterable[Partition], imports: Sequence[str]) -> tuple[Cus
     return tuple(CustomOp(name=name, module=owners[name]) for name in sorted(names) if not name.startswith(own))
 
 
-def _passes(spec: Spec) -> tuple[PassReport, ...]:
-    return ()
-
-
 def _factors(
-    spec: Spec, target: Target, code: str, unique: Mapping[str, Call], programs: Sequence[Program], constants: bytes
-) -> tuple[Factor, ...]:
+    spec: Spec, target: Target, code: str, unique: Mapping[str, Call], programs: Sequence[Program], constants: bytes,
+    bound: bytes,
+) -> tuple[Factor, ...]:  # fmt: skip
     """What the artifact's name digests, in order. Not capture sizes, graph mode, ranks, paths, users or environment."""
     body = code[code.index('"""', 3) + 3 :]  # without the title
     pairs = [
-        ("format", "1"),
+        ("format", str(FORMAT)),
+        ("fxc", identity.fxc_version()),
         ("graph", key.digest(body + "\n".join(call.piece.text for call in unique.values()))),
         ("ops", " ".join(sorted({schema for call in unique.values() for schema in call.piece.custom_ops}))),
         ("inputs", msgspec.json.encode(spec.inputs).decode()),
@@ -277,6 +279,7 @@ def _factors(
         ("lowering", lower.VERSION),
         ("passes", msgspec.json.encode(spec.passes, order="deterministic").decode()),
         ("constants", key.digest(constants)),
+        ("weights", key.digest(bound)),
         ("torch", target.torch),
         ("triton", target.triton),
         ("cuda", target.cuda),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -25,13 +26,17 @@ def example_inputs(
 def draw(
     shape: Sequence[int], dtype: torch.dtype, values: tuple[float, float] | None, generator: torch.Generator | None
 ) -> torch.Tensor:
-    """A random tensor on the CPU with entries in the half-open range `values`."""
+    """A random tensor with entries in the half-open range `values`, on the generator's device (the CPU without one).
+
+    By default integers are 0 or 1, and floats are from a standard normal.
+    """
+    where: Any = {"generator": generator, "device": generator.device if generator else "cpu"}
+    size = list(shape)
     if dtype.is_floating_point or dtype.is_complex:
-        wide = torch.complex64 if dtype.is_complex else torch.float32
         if values is None:
-            return torch.randn(list(shape), dtype=wide, generator=generator).to(dtype)
+            return torch.randn(size, dtype=torch.complex64 if dtype.is_complex else torch.float32, **where).to(dtype)
         low, high = values
-        return (torch.rand(list(shape), generator=generator) * (high - low) + low).to(dtype)
+        return (torch.rand(size, **where) * (high - low) + low).to(dtype)
     low, high = (0, 2) if values is None else values
     first = math.ceil(low)
-    return torch.randint(first, max(math.ceil(high), first + 1), list(shape), generator=generator).to(dtype)
+    return torch.randint(first, max(math.ceil(high), first + 1), size, **where).to(dtype)

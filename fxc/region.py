@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxc._torch_build import OpOverload
+from fxc._torch_build import OpOverload, has_effect
 from fxc.cache import key
 from fxc.errors import TraceError
 from fxc.graph_text import parse_layout, print_graph, rename, source_line
@@ -133,7 +133,7 @@ class Region:
     def _needed(self, results: list[fx.Node]) -> set[fx.Node]:
         """Results, writes, and all that they use."""
         waiting = [*results]
-        waiting += [n for n in self.members if isinstance(n.target, OpOverload) and n.target._schema.is_mutable]
+        waiting += [n for n in self.members if isinstance(n.target, OpOverload) and has_effect(n.target)]
         needed: set[fx.Node] = set()
         while waiting:
             node = waiting.pop()
@@ -199,7 +199,8 @@ class Region:
             return value
         if reads_data(node):
             raise TraceError(
-                f"{node.name}, a number read out of a tensor, is used on both sides of a splitting op: {source_line(node)}",
+                f"{node.name}, a number read out of a tensor, is used on both sides of a splitting op: "
+                f"{source_line(node)}",
                 "keep data-dependent sizes between two splitting ops, or make them inputs",
             )
         expr = node.meta.get("expr", "")

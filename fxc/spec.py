@@ -17,10 +17,6 @@ from fxc.convert import nearest as nearest
 from fxc.errors import SpecError
 from fxc.shapes import Range, general_ranges, size_range
 
-DTYPES = (
-    "float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
-    "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
-)  # fmt: skip
 Dtype = Literal[
     "float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
     "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxc.errors import TraceError
 from fxc.graph_text import parse_layout, target_text, value_text
 from fxc.partition import Eager, Partition
 from fxc.region import Call
-from fxc.scalars import is_scalar
+from fxc.scalars import NAMES, is_scalar
 
 _RESERVED = {
     *keyword.kwlist,
@@ -206,13 +207,13 @@ class _Step:
                 for item in statement.results
             ]
             lines.append(f"del {whole}")
-        if not target_text(node.target).startswith(("torch.ops.aten.", "torch.ops.fxc.")):
+        if not target_text(node.target).startswith("torch.ops.fxc."):
             lines += [line for item in statement.results for line in self._border(item)]
         made = [item for item in statement.results if item.meta.get("layout") and item.users]
         return lines, made, [arg for arg in node.all_input_nodes if not is_scalar(arg)]
 
     def _border(self, node: fx.Node) -> list[str]:
-        """An op outside torch may lay its result out otherwise than its fake promised; pieces rely on the promise."""
+        """An op may lay its result out otherwise than its fake promised; the next piece relies on the promise."""
         if not node.meta.get("layout") or not node.users:
             return []
         name = self._name(node)
@@ -251,7 +252,13 @@ class _Step:
         value = node.meta["val"]
         if isinstance(value, (int, float, bool)):
             return _Source(value_text(value))
-        return _Source(re.sub(r"(?<![\w.])[^\W\d]\w*", lambda name: self.dims.get(name[0], name[0]), node.meta["expr"]))
+        expr = node.meta["expr"]
+        if unknown := set(_NAMES.findall(expr)) - self.dims.keys() - NAMES.keys():
+            raise TraceError(
+                f"{node.name} = {', '.join(sorted(unknown))}, a number read out of a tensor, is used outside the piece",
+                "hand it on as a tensor",
+            )
+        return _Source(_NAMES.sub(lambda name: self.dims.get(name[0], name[0]), expr))
 
     def _return(self) -> str:
         return f"return {self._structure(self.part.traced.output)}"
@@ -290,6 +297,9 @@ def unique_pieces(partitions: Iterable[Partition]) -> dict[str, Call]:
         for call in part.calls:
             found.setdefault(call.piece.unique, call)
     return found
+
+
+_NAMES = re.compile(r"(?<![\w.])[^\W\d]\w*")
 
 
 class _Source(str):

@@ -45,7 +45,8 @@ def hints(box: Range, avoid: set[int]) -> dict[str, int]:
 
 
 def with_fake_weights(model: nn.Module, device: str) -> nn.Module:
-    """Replace, in place, parameters and meta buffers by fake tensors on `device`; other buffers move there.
+    """Replace, in place, parameters and meta buffers by fake tensors on `device`; other buffers move there. All of them
+    contiguous.
 
     Tied parameters stay tied. Nothing is allocated for a parameter.
     """
@@ -54,8 +55,8 @@ def with_fake_weights(model: nn.Module, device: str) -> nn.Module:
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in fakes:
-            with mode:
-                empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+            with mode:  # contiguous, as binding makes every weight
+                empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
             fakes[id(tensor)] = nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
         return fakes[id(tensor)]
 
@@ -65,7 +66,7 @@ def with_fake_weights(model: nn.Module, device: str) -> nn.Module:
                 module._parameters[name] = fake(parameter)  # type: ignore[assignment]
         for name, buffer in module._buffers.items():
             if buffer is not None:
-                module._buffers[name] = fake(buffer) if buffer.is_meta else buffer.to(device)
+                module._buffers[name] = fake(buffer) if buffer.is_meta else buffer.to(device).contiguous()
     return model
 
 
@@ -112,7 +113,7 @@ def capture(model: nn.Module, inputs: Mapping[str, InputSpec], box: Range, devic
 
 
 def _is_point(part: Range, box: Range) -> bool:
-    """Whether a dimension came down to its example value alone: often the way of exporting, not the model, needs that."""
+    """Whether a dimension came down to its example value: often the way of exporting, not the model, needs that."""
     return any(
         low < high and part_low == part_high
         for (_, low, high), (_, part_low, part_high) in zip(box.bounds, part.bounds, strict=True)
@@ -146,7 +147,7 @@ def _narrowed(error: Exception, box: Range, sizes: Mapping[str, int]) -> Narrowe
 
 def _branch(error: BaseException) -> str:
     """Where the model asks about a size, for an error about the answers."""
-    places = [place for place in private.failed_guards(error) if "/torch/" not in place]
+    places = [place for place in private.failed_guards(error) if not private.is_own_file(place)]
     if not places:
         return ""
     file, _, line = places[-1].rpartition(":")
@@ -176,7 +177,7 @@ def _explain(failures: Sequence[tuple[str, Exception]], model: nn.Module) -> Tra
         trace = trace.tb_next
     text = "\n".join(str(failure) for _, failure in failures)
     frames += [(file, int(line)) for file, line, _ in _LINE.findall(text)]
-    own = [(file, line) for file, line in frames if "/torch/" not in file and "/fxc/" not in file and "<" not in file]
+    own = [(file, line) for file, line in frames if not private.is_own_file(file)]
     if own:
         file, line = own[-1]
         place = f" at {file}:{line}: {linecache.getline(file, line).strip()}"
@@ -192,7 +193,7 @@ def _explain(failures: Sequence[tuple[str, Exception]], model: nn.Module) -> Tra
 def source_files(graph: fx.Graph) -> set[str]:
     """Source files, torch's own left out, that lines of the graph come from."""
     files = {file for node in graph.nodes for file, _, _ in _LINE.findall(node.meta.get("stack_trace") or "")}
-    return {file for file in files if "/torch/" not in file and "<" not in file}
+    return {file for file in files if not private.is_own_file(file)}
 
 
 def model_files(model: nn.Module) -> set[str]:
@@ -204,6 +205,6 @@ def model_files(model: nn.Module) -> set[str]:
                 file = inspect.getsourcefile(cls)
             except TypeError:
                 continue
-            if file and "/torch/" not in file:
+            if file and not private.is_own_file(file):
                 files.add(file)
     return files

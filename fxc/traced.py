@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from fxc import _torch_build as private
 from fxc._torch_build import OpOverload
+from fxc.cache import key
 from fxc.errors import TraceError
 from fxc.graph_text import layout, source_line
 from fxc.scalars import compute
@@ -134,14 +135,23 @@ def _roles(
         if spec.kind is kind.PARAMETER or (spec.kind is kind.BUFFER and spec.persistent):
             roles[name] = ("weight", first.get(target, target))
         elif spec.kind in (kind.BUFFER, kind.CONSTANT_TENSOR):
-            value = exported.constants[target]
-            roles[name] = ("constant", target)
-            constants[target] = value.detach()
+            value = exported.constants[target].detach()
+            if not value.is_contiguous():
+                raise TraceError(f"the constant {target} has strides {value.stride()}", "make it .contiguous() first")
+            known = target if spec.kind is kind.BUFFER else _content_name(value)
+            roles[name] = ("constant", known)
+            constants[known] = value
         elif spec.kind is kind.USER_INPUT:
             roles[name] = ("input", inputs[name])
         else:
             raise TraceError(f"the traced graph takes {name}, a {spec.kind.name.lower()}, which fxc cannot store")
     return roles, constants
+
+
+def _content_name(value: torch.Tensor) -> str:
+    """Export numbers lifted constants in each trace anew: a name by content is the same, or another, in every trace."""
+    data = value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return f"constant_{key.digest(repr((value.dtype, tuple(value.shape))).encode() + data)[:16]}"
 
 
 def _inline_contexts(module: fx.GraphModule) -> None:
@@ -190,7 +200,7 @@ def _is_empty(value: torch.Tensor) -> bool:
 def _has_effect(node: fx.Node) -> bool:
     if node.op in ("placeholder", "output"):
         return True
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, OpOverload) and private.has_effect(node.target)
 
 
 def _assertions(graph: fx.Graph) -> Iterator[Condition]:
@@ -204,7 +214,9 @@ def _assertions(graph: fx.Graph) -> Iterator[Condition]:
             graph.erase_node(node)
             if isinstance(test, fx.Node):
                 place = source_line(test)
-                yield Condition(test.meta["expr"] + (f" ({place})" if place else ""), partial(compute, test.meta["expr"]))
+                yield Condition(
+                    test.meta["expr"] + (f" ({place})" if place else ""), partial(compute, test.meta["expr"])
+                )
         elif name in (
             "aten::_assert_tensor_metadata",
             "aten::sym_constrain_range",
@@ -252,15 +264,18 @@ def _resolve_mutation(graph: fx.Graph) -> set[fx.Node]:
                     root.meta["written"] = True
                     if root.op == "placeholder":
                         mutated.add(root)
-                elif schema.returns and schema.returns[0].alias_info is not None:
-                    # reshape, to and contiguous promise the same memory and may have to copy
-                    if private.same_memory(node.meta["val"], source.meta["val"]):
-                        base[node] = root
+                elif _may_view(schema) and private.same_memory(node.meta["val"], source.meta["val"]):
+                    base[node] = root
             if isinstance(value, fx.Node) and _returns(schema, argument):
                 node.replace_all_uses_with(value, delete_user_cb=lambda user, node=node: user is not node)
     for node, root in base.items():
         node.meta["base"] = root
     return mutated
+
+
+def _may_view(schema: Any) -> bool:
+    """Whether the result may be a view. reshape, to and contiguous say so too and may have to copy."""
+    return bool(schema.returns) and schema.returns[0].alias_info is not None
 
 
 def _drop_dropout(graph: fx.Graph) -> None:

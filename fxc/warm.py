@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -111,18 +110,10 @@ def make_input(entry: Input, point: Mapping[str, int], generator: torch.Generato
     """A random tensor for an input, on the generator's device, with entries in its half-open `values`."""
     import torch
 
+    from fxc.random_inputs import draw
+
     shape = [part if isinstance(part, int) else point[part] for part in entry.shape]
-    dtype: torch.dtype = getattr(torch, entry.dtype)
-    where: Any = {"generator": generator, "device": generator.device}
-    if dtype.is_floating_point or dtype.is_complex:
-        if entry.values is None:
-            wide = torch.complex64 if dtype.is_complex else torch.float32
-            return torch.randn(shape, dtype=wide, **where).to(dtype)
-        low, high = entry.values
-        return (torch.rand(shape, **where) * (high - low) + low).to(dtype)
-    low, high = entry.values or (0, 2)
-    first = math.ceil(low)
-    return torch.randint(first, max(math.ceil(high), first + 1), shape, **where).to(dtype)
+    return draw(shape, getattr(torch, entry.dtype), entry.values, generator)
 
 
 def make_weight(weight: Weight, generator: torch.Generator) -> torch.Tensor:

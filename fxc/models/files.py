@@ -7,11 +7,13 @@ import importlib
 import importlib.util
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+_STARTED = time.time()
 _loaded: dict[str, dict[Path, str]] = {}
 """By name of a module from `load_file`: digests of its file and of the neighbours that it imported."""
 _neighbours: set[str] = set()
@@ -21,6 +23,8 @@ _neighbours: set[str] = set()
 def load_file(path: Path) -> ModuleType:
     """The module in `path`: executed once, and again only after the file or a neighbour it imports was edited."""
     path = path.resolve()
+    if (known := _imported_otherwise(path)) is not None:
+        return known
     name = _module_name(path)
     found = sys.modules.get(name)
     if found is not None and _digests(_loaded[name]) == _loaded[name]:
@@ -48,6 +52,18 @@ def load_file(path: Path) -> ModuleType:
             files[Path(file).resolve()] = ""
     _loaded[name] = _digests(files)
     return module
+
+
+def _imported_otherwise(path: Path) -> ModuleType | None:
+    """The module if it was imported under a name of its own: run twice, it would register its ops twice. One edited
+    since this process began is another."""
+    if not path.is_file() or path.stat().st_mtime > _STARTED:
+        return None
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name not in _loaded and name != "__main__" and file and Path(file) == path:
+            return module
+    return None
 
 
 @contextmanager

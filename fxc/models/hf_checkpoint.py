@@ -29,7 +29,7 @@ def stored_names(module: nn.Module) -> dict[str, StoredName]:
     for name in module.state_dict():
         parts = _before(_parts(name, converters), renamings)
         (renamed,) = _before((name,), renamings)
-        aliases = (renamed,) if renamed != name else ()
+        aliases: tuple[str, ...] = (renamed,) if renamed != name else ()
         if prefix:
             aliases += (prefix + renamed,)
         if aliases or parts:

@@ -156,6 +156,7 @@ class _Writer:
             unpack = f"{self._tuple(targets)} = {name}.shape"
         if entry.mutated:
             checks += self._fit(entry)
+            checks += [f"{name} is not {other.name}" for other in self.inputs if other.name != name]
         return unpack, checks
 
     def _fit(self, entry: Input) -> list[str]:

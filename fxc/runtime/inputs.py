@@ -99,6 +99,12 @@ def check(inputs: Sequence[Input], values: Mapping[str, Any], device: torch.devi
                 raise InputError(f"input {entry.name} has size {size} in dimension {axis}, expected {expected}{why}")
         if entry.mutated:
             _check_memory(entry, tensor)
+            for name, other in values.items():
+                if other is values[entry.name] and name != entry.name:
+                    raise InputError(
+                        f"input {name} is the same tensor as input {entry.name}, which the program writes into",
+                        "pass a copy of it",
+                    )
     return dims
 
 

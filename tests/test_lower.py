@@ -1,0 +1,149 @@
+"""Units: keys, example sizes, options; and what an error of a job becomes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from fxc import lower
+from fxc._worker import CheckJob, CompileJob, Reply
+from fxc.cache import Cache
+from fxc.errors import CompileError, ProofError
+from fxc.lower import Lowering, Unit, hint, options, unit
+from fxc.progress import Observer
+from fxc.region import Piece
+from fxc.shapes import Range
+from tests.building import target
+
+TEXT = 'def piece(in_0: "f32[n, 8]"):\n    neg = torch.ops.aten.neg.default(in_0)  # f32[n, 8]\n    return (neg,)\n'
+PIECE = Piece(text=TEXT, dims=("n",), ops=1, custom_ops=(), random=False, values=(None,))
+BOX = Range((("m", 1, 9), ("n", 1, 64)))
+
+
+def made(**changes: Any) -> Unit:
+    arguments = {"piece": PIECE, "box": BOX, "level": 2, "target": target(), "name": "piece_0"} | changes
+    return unit(**arguments)
+
+
+def test_a_unit_has_only_the_dimensions_of_its_piece() -> None:
+    assert made().range.label == "n=1..64"
+    assert made().key == made(box=BOX.replace("m", 3, 3)).key
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"box": BOX.replace("n", 1, 65)},
+        {"box": BOX.replace("n", 8, 8)},
+        {"piece": dataclasses.replace(PIECE, text=TEXT.replace("neg", "abs"))},
+        {"piece": dataclasses.replace(PIECE, custom_ops=("zoo::act(Tensor x) -> Tensor",))},
+        {"target": msgspec.structs.replace(target(), torch="2.99.0")},
+        {"target": msgspec.structs.replace(target(), compiler="g++ 99")},
+        {"level": 3, "box": Range((("m", 1, 1), ("n", 8, 8)))},
+    ],
+)  # fmt: skip
+def test_what_is_in_the_key(changes: dict[str, Any]) -> None:
+    assert made(**changes).key != made().key
+
+
+@pytest.mark.parametrize(
+    "changes", [{"name": "piece_7"}, {"level": 1}, {"piece": dataclasses.replace(PIECE, ops=9, values=((0, 5),))}]
+)
+def test_what_is_not_in_the_key(changes: dict[str, Any]) -> None:
+    """The piece's number, a level without effect, ranges of made-up values."""
+    assert made(**changes).key == made().key
+
+
+def test_the_version_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = made().key
+    monkeypatch.setattr(lower, "VERSION", "next")
+    assert made().key != before
+
+
+@pytest.mark.parametrize(("low", "high", "chosen"), [(1, 8192, 1021), (1, 64, 61), (8, 8, 8), (1, 2, 2), (0, 3, 3), (600, 700, 700)])
+def test_example_sizes(low: int, high: int, chosen: int) -> None:
+    assert hint(low, high) == chosen
+
+
+def test_points_of_the_proof() -> None:
+    assert made().points() == ({"n": 1}, {"n": 2}, {"n": 64}, {"n": 61})
+
+
+def test_only_sizes_are_tuned() -> None:
+    assert "max_autotune" in options(3, True, target())
+    assert "max_autotune" not in options(3, False, target())
+    assert options(2, True, target()) == options(1, False, target())
+
+
+class Workers:
+    """In place of a pool: answers at once, keeps what was asked."""
+
+    jobs = 2
+
+    def __init__(self, directory: Path, error: str = "", where: type[Any] = CompileJob) -> None:
+        self.asked: list[CompileJob | CheckJob] = []
+        self.waiting: list[CompileJob | CheckJob] = []
+        self.library = directory / "made.so"
+        self.error, self.where = error, where
+
+    def send(self, job: CompileJob | CheckJob) -> None:
+        self.asked.append(job)
+        self.waiting.append(job)
+
+    def receive(self) -> Reply:
+        job = self.waiting.pop(0)
+        if self.error and isinstance(job, self.where):
+            return Reply(job.id, 0.5, error=self.error, detail="all of it")
+        if isinstance(job, CheckJob):
+            proof = [{"shape": f"n={point['n']}", "max_rel_err": 0.0, "tolerance": 1e-4} for point in job.points]
+            return Reply(job.id, 0.5, result={"proof": proof})
+        self.library.write_bytes(job.text.encode())
+        return Reply(job.id, 0.5, result={"library": str(self.library), "calls": "", "assumptions": []})
+
+
+def lowered(cache: Path, workers: Workers, prove: bool = True, force: bool = False) -> lower.Lowered:
+    one = Lowering(Cache.open(cache), workers, Observer(), imports=[], prove=prove, force=force)  # type: ignore[arg-type]
+    return one.run([made(), made(name="piece_1"), made(box=BOX.replace("n", 8, 8))])
+
+
+def test_equal_units_are_compiled_once(tmp_path: Path) -> None:
+    workers = Workers(tmp_path)
+    done = lowered(tmp_path / "cache", workers)
+    assert (done.compiled, done.reused, len(done.binaries)) == (2, 0, 2)
+    assert [type(job).__name__ for job in workers.asked] == ["CompileJob", "CompileJob", "CheckJob", "CheckJob"]
+    again = lowered(tmp_path / "cache", Workers(tmp_path))
+    assert (again.compiled, again.reused, again.binaries) == (0, 2, done.binaries)
+    assert lowered(tmp_path / "cache", Workers(tmp_path), force=True).compiled == 2
+
+
+def test_a_binary_without_proof_is_proved_later_not_compiled(tmp_path: Path) -> None:
+    first = lowered(tmp_path / "cache", Workers(tmp_path), prove=False)
+    assert {binary.proof for binary in first.binaries.values()} == {()}
+    workers = Workers(tmp_path)
+    done = lowered(tmp_path / "cache", workers)
+    assert (done.compiled, done.reused) == (0, 2)
+    assert {type(job) for job in workers.asked} == {CheckJob}
+    assert [point.shape for point in done.binaries[made().key].proof] == ["n=1", "n=2", "n=64", "n=61"]
+
+
+@pytest.mark.parametrize(
+    ("error", "where", "kind", "message"),
+    [
+        ("KeyError: 'x'", CompileJob, CompileError, "piece_0 n=1..64 does not compile: KeyError: 'x'"),
+        ("ProofError: result 0 at n=2", CheckJob, ProofError, "piece_0 n=1..64 does not equal eager: result 0 at n=2"),
+        ("the process crashed (killed by SIGSEGV)", CheckJob, CompileError, "the binary of piece_0 n=1..64 does not run"),
+    ],
+)
+def test_errors_of_jobs(tmp_path: Path, error: str, where: type[Any], kind: type[Exception], message: str) -> None:
+    workers: Any = Workers(tmp_path, error, where)
+    one = Lowering(Cache.open(tmp_path / "cache"), workers, Observer(), imports=[], prove=True, force=False)
+    with pytest.raises(kind, match=message) as caught:
+        one.run([made()])
+    assert TEXT in caught.value.__notes__[0]
+    assert "all of it" in caught.value.__notes__[0]
+    with Cache.open(tmp_path / "cache").try_lock(made().key) as free:
+        assert free

@@ -1,0 +1,131 @@
+"""Tolerances, points and the comparison of a binary with eager."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fxc import prove
+from fxc.errors import ProofError
+from fxc.piece_jobs import _copy, _draw
+from fxc.prove import OUTLIERS, TOLERANCES, affordable, compare, jumps, row_errors, tolerance
+
+PIECE = 'def piece(in_0: "f32[n, 8]"):\n    neg = torch.ops.aten.neg.default(in_0)  # f32[n, 8]\n    return (neg,)\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ('in_0: "f32[n]"', "float32"),
+        ('in_0: "f64[n]"', "float64"),
+        ('in_0: "f32[n]", in_1: "bf16[n]"', "bfloat16"),
+        ('in_0: "f32[n]"\n to.dtype(in_0, torch.float16)', "float16"),
+        ('in_0: "f32[n]"\n to.dtype(in_0, torch.float8_e4m3fn)', "float8_e4m3fn"),
+    ],
+)
+def test_tolerance_is_that_of_the_least_precise_dtype(text: str, name: str) -> None:
+    assert tolerance(text) == TOLERANCES[name]
+
+
+def test_integers_are_exact() -> None:
+    assert tolerance('in_0: "i64[n]"') == 0.0
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("aten.argmax.default(in_0)  # i64[n]", True),
+        ("aten.to.dtype(in_0, torch.float8_e4m3fn)  # f8e4m3fn[n, 8]", True),
+        ("aten.to.dtype(in_0, torch.int64)  # i64[n, 8]", True),
+        ("aten.to.dtype(in_0, torch.bfloat16)  # bf16[n, 8]", False),
+        ("aten.gt.Scalar(in_0, 0)  # b8[n, 8]", True),
+        ("aten.gt.Scalar(in_1, 0)  # b8[n]", False),
+        ("aten.gelu.default(in_0)  # f32[n, 8]", False),
+        ("aten.repeat.default(in_0, [2])  # f32[2*n, 8]", False),
+    ],
+)
+def test_ops_after_which_rows_may_jump(line: str, found: bool) -> None:
+    assert jumps(f'def piece(in_0: "f32[n, 8]", in_1: "i64[n]"):\n    op = torch.ops.{line}\n    return (op,)\n') is found
+
+
+def test_row_errors() -> None:
+    want = torch.tensor([[3.0, 4.0], [0.0, 0.0], [math.inf, 1.0], [math.nan, 1.0]])
+    assert row_errors(want, want).tolist() == [0, 0, 0, 0]
+    off = want + torch.tensor([[0.0, 0.5], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    assert row_errors(off, want).tolist() == [pytest.approx(0.1), 0, 0, 0]
+    assert math.isinf(row_errors(torch.zeros(1, 2), torch.tensor([[math.nan, 0.0]])).item())
+    assert math.isinf(row_errors(torch.tensor([-math.inf]), torch.tensor([math.inf])).item())
+
+
+def test_a_row_of_zeros_is_measured_by_its_neighbours() -> None:
+    want = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    assert row_errors(want + 1e-6, want)[1].item() == pytest.approx(2.83e-6, rel=0.01)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 3), (1,), (2, 3, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_equal_tensors_of_any_kind(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    tensor = torch.ones(shape).to(dtype)
+    assert compare([tensor], [tensor.clone()], 1, PIECE, "n=1")["max_rel_err"] == 0.0
+
+
+def test_errors_name_the_tensor() -> None:
+    one = torch.ones(4, 8)
+    with pytest.raises(ProofError, match=r"result 0 at n=4: relative error 0\.\d+ in 1 of 4 rows, accepted is 0.0001"):
+        compare([one + torch.eye(4, 8)[:1] * 0.5 * torch.tensor([[1.0], [0], [0], [0]])], [one], 1, PIECE, "n=4")
+    with pytest.raises(ProofError, match=r"input 1 afterwards at n=4"):
+        compare([one, one, one], [one, one, one * 2], 1, PIECE, "n=4")
+    with pytest.raises(ProofError, match=r"result 0 at n=4 is torch.float32\[4, 8\], eager gives torch.float32\[8, 4\]"):
+        compare([one], [one.reshape(8, 4)], 1, PIECE, "n=4")
+    with pytest.raises(ProofError, match=r"has strides \(1, 4\), eager gives \(8, 1\)"):
+        compare([torch.ones(8, 4).t()], [one], 1, PIECE, "n=4")
+    with pytest.raises(ProofError, match="torch.int32"):
+        compare([one.int()], [one], 1, PIECE, "n=4")
+
+
+def test_strides_that_decide_nothing() -> None:
+    compare([torch.ones(8, 1).t()], [torch.ones(1, 8)], 1, PIECE, "n=1")
+    compare([torch.ones(8, 0).t()], [torch.ones(0, 8)], 1, PIECE, "n=0")
+
+
+def test_few_rows_may_jump_where_ops_jump() -> None:
+    want = torch.ones(200, 8)
+    have = want.clone()
+    have[: int(200 * OUTLIERS)] = 2
+    rounding = PIECE.replace("neg", "round")
+    assert compare([have], [want], 1, rounding, "n=200")["max_rel_err"] == pytest.approx(1.0)
+    with pytest.raises(ProofError):
+        compare([have], [want], 1, PIECE, "n=200")
+    have[0:5] = 2
+    with pytest.raises(ProofError, match="5 of 200 rows"):
+        compare([have], [want], 1, rounding, "n=200")
+
+
+def test_points_that_fit_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert affordable(PIECE, {"n": 1000}, {"n": 1}) == {"n": 1000}
+    monkeypatch.setattr(prove, "POINT_BYTES", 64 << 10)
+    assert affordable(PIECE, {"n": 4096}, {"n": 1}) == {"n": 1024}
+    assert affordable(PIECE, {"n": 4096}, {"n": 3000}) == {"n": 3000}  # more, but not several times that
+    assert affordable(PIECE, {"n": 99999}, {"n": 99999}) is None
+    square = 'def piece(in_0: "f32[n, n, m]"):\n    return (in_0,)\n'
+    assert affordable(square, {"n": 256, "m": 1}, {"n": 1, "m": 1}) == {"n": 128, "m": 1}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    ["f32[n, 8]", "bf16[8, n] strides [1, 8]", "f32[3, 8] strides [0, 1]", "i64[n, 3] strides [5, 1]", "f32[2, n, 4] strides "
+     "[4*n, 1, n]", "b8[0, n]", "f32[4, 4] strides [1, 1]", "f8e4m3fn[n, n]", "c64[n]"],
+)  # fmt: skip
+def test_made_up_inputs_are_laid_out_as_said(layout: str) -> None:
+    tensor = _draw(layout, {"n": 6}, None, "cpu", 3)
+    copy = _copy(tensor, "cpu")
+    assert (copy.shape, copy.stride(), copy.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
+    assert torch.equal(copy.to(torch.complex64), tensor.to(torch.complex64))
+    assert not tensor.numel() or copy.data_ptr() != tensor.data_ptr()
+
+
+def test_made_up_integers_stay_in_their_range() -> None:
+    values = _draw("i64[n]", {"n": 500}, (3, 7), "cpu", 0)
+    assert set(values.tolist()) == {3, 4, 5, 6}

@@ -1,0 +1,97 @@
+"""The text of transformed_code.py."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.building import make, plan_of, program_of, spec_of, text_of, zoo
+from tests.zoo import calls, memory, outputs, sizes, weights
+from tests.zoo.model import Model
+
+
+def test_transformed_code(golden: Callable[[str, str], None]) -> None:
+    golden("transformed_code.py", text_of(plan_of(memory.ViewOfInput, level=1)))
+
+
+def test_transformed_code_without_compiling(golden: Callable[[str, str], None]) -> None:
+    golden("transformed_code_level_0.py", text_of(plan_of(sizes.BranchAbove)))
+
+
+def test_computation_graph(golden: Callable[[str, str], None]) -> None:
+    text = plan_of(sizes.BatchSeq).files["computation_graph.py"].decode()
+    golden("computation_graph.py", text)
+
+
+def test_computation_graph_runs_when_pasted() -> None:
+    text = plan_of(memory.IndexPut).files["computation_graph.py"].decode()
+    functions = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    namespace: dict[str, object] = {}
+    exec(text, namespace)
+    assert functions == ["step_0"]
+    assert callable(namespace["step_0"])
+
+
+def body(cls: type[Model]) -> list[str]:
+    """Lines of the step, without comments."""
+    text = text_of(plan_of(cls, level=1))
+    lines = text[text.index("    def step(") : text.index("    return step")].splitlines()[1:]
+    return [line.split("  #")[0].strip() for line in lines if line.strip()]
+
+
+def test_each_tensor_is_deleted_after_its_last_use() -> None:
+    for cls in (calls.EqualLayers, calls.ChunksCross, memory.ChunkWritten, memory.ViewOfInput, calls.TupleLater):
+        lines = body(cls)
+        for index, line in enumerate(lines):
+            if line.startswith("del "):
+                for name in line.removeprefix("del ").split(", "):
+                    assert not any(re.search(rf"\b{name}\b", later) for later in lines[index + 1 :]), (cls, name)
+    assert any(line.startswith("del ") for line in body(calls.EqualLayers))
+
+
+def test_no_look_ups_inside_the_step() -> None:
+    for cls in (calls.Options, memory.ViewOfInput, sizes.SizeArguments):
+        assert not [line for line in body(cls) if "torch.ops" in line]
+
+
+def test_a_dimension_is_taken_only_where_it_is_used() -> None:
+    assert "batch = x.shape[0]" in body(sizes.SizeArguments)
+    assert not [line for line in body(calls.EqualLayers) if ".shape" in line]
+
+
+def test_weights_are_handed_over_once() -> None:
+    namespace: dict[str, object] = {}
+    exec(text_of(plan_of(weights.NamesCollide)), namespace)
+    names = namespace["WEIGHTS"]
+    assert isinstance(names, tuple)
+    assert len(names) == len(set(names)) == 17
+    assert {"a.b", "a_b", "x", "lin.weight", "lin_weight", "piece_0", "class"} <= set(names)
+
+
+def test_an_output_of_named_tuples_keeps_its_fields() -> None:
+    program = program_of(plan_of(outputs.Named))
+    pair = program(torch.ones(4, 8))["pair"]
+    assert (type(pair).__name__, pair._fields) == ("Pair", ("first", "second"))
+
+
+def test_a_program_is_independent_of_the_number_of_its_calls() -> None:
+    program = program_of(plan_of(memory.WrittenBuffers)).bind(make(memory.WrittenBuffers))
+    first, second = program(torch.ones(1, 8)), program(torch.ones(1, 8))
+    assert torch.equal(first, torch.full((1, 8), 0.5 + 1))
+    assert torch.equal(second, torch.full((1, 8), 0.5 * 2 + 2))
+
+
+@pytest.mark.parametrize("cls", zoo(calls)[:6] + zoo(outputs)[:6], ids=lambda cls: cls.__name__)
+def test_the_text_does_not_depend_on_the_process(cls: type[Model]) -> None:
+    assert text_of(plan_of(cls)) == text_of(plan_of(cls))
+
+
+def test_a_new_layout_is_made_where_an_op_breaks_its_promise() -> None:
+    assert "mix = mix.contiguous()" in body(calls.ChunksCross)
+    turned = [line for line in body(calls.Turned) if "stride()" in line]
+    assert turned == ["if turned.stride() != (1, n,):"]
+    assert spec_of(calls.Turned).partition.splitting_ops == ("zoo::mix", "zoo::turned")
