@@ -98,15 +98,17 @@ def loaded(config: Mapping[str, Any]) -> dict[str, Any]:
 
     model = decoder(config)
     begin = finish(config)
-    program = fxc.load(config["hash"], cache_dir=Path(config["cache"]))
+    load = fxc.load  # imports fxc.runtime
+    after_import = finish(config)
+    program = load(config["hash"], cache_dir=Path(config["cache"]))
     after_load = finish(config)
     program.bind(model)
     after_bind = finish(config)
     steps, first = run_each(config, lambda _: program)
     ready = finish(config) - begin
     heavy = {"torch._dynamo", "torch._inductor", "sympy", "triton"} & set(sys.modules)
-    result = {"load": after_load - begin, "bind": after_bind - after_load, "first": first, "ready": ready}
-    return result | {"imported": sorted(heavy)} | checked(config, model, steps)
+    phases = {"import": after_import - begin, "load": after_load - after_import, "bind": after_bind - after_load}
+    return phases | {"first": first, "ready": ready, "imported": sorted(heavy)} | checked(config, model, steps)
 
 
 def compiled(config: Mapping[str, Any]) -> dict[str, Any]:

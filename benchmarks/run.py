@@ -143,9 +143,9 @@ def bench_load(bench: Bench) -> None:
     for how, result in (("fxc.load", ours), ("torch.compile, warm caches", theirs)):
         ratio = times(result["ready"], ours["ready"])
         bench.row(how, seconds(result["ready"]), ratio, f"{max(result['error'].values()):.1e}")
-        for phase in ("load", "bind"):
+        for phase, words in (("import", "importing fxc.runtime"), ("load", "loading"), ("bind", "binding weights")):
             if phase in result:
-                bench.row(f"of it, {phase}", seconds(result[phase]), "", "")
+                bench.row(f"of it, {words}", seconds(result[phase]), "", "")
     bench.head("One step of the decoder", "tokens", "fxc", "torch.compile")
     for count, step in ours["step"].items():
         bench.row(count, seconds(step), seconds(theirs["step"][count]))

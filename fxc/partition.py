@@ -16,7 +16,7 @@ from torch import fx
 
 from fxc._torch_build import OpOverload, has_effect
 from fxc.errors import SpecError
-from fxc.region import OWN_NAMESPACES, Call, Region, needed_views, reads_data
+from fxc.region import OWN_NAMESPACES, Call, Region, is_shared_view, needed_views, reads_data
 from fxc.scalars import is_scalar
 from fxc.traced import Traced
 
@@ -120,7 +120,7 @@ def _eager(members: list[fx.Node], index: int, region: Mapping[fx.Node, int]) ->
     """Statements for a splitting op, or for a region of nothing but views, which is not worth a binary."""
     statements = []
     for node in members:
-        if node.target is not operator.getitem:
+        if node.target is not operator.getitem and not is_shared_view(node):  # those are made where they are used
             items = [item for item in members if item.target is operator.getitem and item.args[0] is node]
             statements.append(Eager(node, needed_views(node.all_input_nodes, index, region), items or [node]))
     return statements

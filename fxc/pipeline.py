@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -23,6 +24,10 @@ from fxc.spec import Spec, load_spec
 if TYPE_CHECKING:
     from fxc.lower import Lowered
     from fxc.plan import Plan
+
+
+_TRACING = threading.Lock()
+"""torch traces in one thread of a process at a time."""
 
 
 class ProofLine(msgspec.Struct, frozen=True):
@@ -120,7 +125,8 @@ def _miss(
         observer.phase("trace")
         from fxc.plan import make_plan
 
-        plan = make_plan(spec, directory, target)
+        with _TRACING:
+            plan = make_plan(spec, directory, target)
         observer.phase_done("trace", plan.seconds["trace"])
         observer.phase_done("partition", plan.seconds["partition"])
         manifest = plan.manifest

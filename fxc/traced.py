@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -71,6 +71,7 @@ def normalise(
     _drop_dropout(graph)
     output_node = next(iter(reversed(graph.nodes)))
     mutated = _resolve_mutation(graph)
+    _check_state(mutated, model)
     _sweep(graph)
     output = private.unflatten(list(output_node.args[0]), exported.call_spec.out_spec)
     used = {node.meta["role"][1] for node in graph.nodes if node.op == "placeholder" and node.users}
@@ -284,6 +285,19 @@ def _drop_dropout(graph: fx.Graph) -> None:
         if node.target is torch.ops.aten.dropout.default and not node.args[2]:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+
+
+def _check_state(mutated: Iterable[fx.Node], model: nn.Module) -> None:
+    """Only a buffer can be written: export has changed any other tensor of the model by now."""
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    for node in mutated:
+        role, name = node.meta["role"]
+        if role == "constant" and name not in buffers:
+            shown = node.meta["layout"]
+            raise TraceError(
+                f"the model writes into a tensor, {shown}, that is neither an input nor a parameter nor a buffer",
+                "register it as a buffer: register_buffer(NAME, TENSOR, persistent=False)",
+            )
 
 
 def _returns(schema: Any, argument: Any) -> bool:

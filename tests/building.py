@@ -10,7 +10,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import msgspec
 import torch
 from torch.utils import _pytree
 
@@ -115,7 +114,7 @@ def structure(value: Any) -> Any:
         return kind, [(key, structure(item)) for key, item in value.items()]
     if isinstance(value, (tuple, list)):
         return kind, getattr(value, "_fields", None), [structure(item) for item in value]
-    return kind
+    return "Tensor" if isinstance(value, torch.Tensor) else kind
 
 
 def close(have: Any, want: torch.Tensor, where: str, tolerance: float) -> None:
@@ -135,7 +134,3 @@ def _shared(results: Iterable[Any], given: Iterable[torch.Tensor]) -> list[tuple
         found.append(tuple(index for index, other in enumerate(tensors) if place and other == place))
         tensors.append(place)
     return found
-
-
-def with_level(spec: Spec, level: int) -> Spec:
-    return msgspec.structs.replace(spec, compile=msgspec.structs.replace(spec.compile, level=level))

@@ -15,7 +15,7 @@ from fxc.graph_text import layout, parse_graph, parse_layout, print_graph, renam
 from tests.building import plan_of, text_of, zoo
 from tests.zoo import calls, memory, sizes
 
-EXAMPLE = '''\
+EXAMPLE = """\
 def piece(in_0: "f32[n, 256]", in_1: "f32[256, 512] strides [1, 256]"):
     sym_size = torch.ops.aten.sym_size.int(in_0, 0)
     floordiv = sym_size // 2
@@ -26,7 +26,7 @@ def piece(in_0: "f32[n, 256]", in_1: "f32[256, 512] strides [1, 256]"):
     full = torch.ops.aten.full.default([sym_size, 2], float('-inf'), dtype=torch.bfloat16, device=torch.device('cpu'))
     ceil = math.ceil(2.5)
     return (slice_0, full)
-'''
+"""
 
 
 def test_text_comes_back() -> None:

@@ -64,7 +64,9 @@ def test_the_version_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made().key != before
 
 
-@pytest.mark.parametrize(("low", "high", "chosen"), [(1, 8192, 1021), (1, 64, 61), (8, 8, 8), (1, 2, 2), (0, 3, 3), (600, 700, 700)])
+@pytest.mark.parametrize(
+    ("low", "high", "chosen"), [(1, 8192, 1021), (1, 64, 61), (8, 8, 8), (1, 2, 2), (0, 3, 3), (600, 700, 700)]
+)
 def test_example_sizes(low: int, high: int, chosen: int) -> None:
     assert hint(low, high) == chosen
 
@@ -135,7 +137,12 @@ def test_a_binary_without_proof_is_proved_later_not_compiled(tmp_path: Path) -> 
     [
         ("KeyError: 'x'", CompileJob, CompileError, "piece_0 n=1..64 does not compile: KeyError: 'x'"),
         ("ProofError: result 0 at n=2", CheckJob, ProofError, "piece_0 n=1..64 does not equal eager: result 0 at n=2"),
-        ("the process crashed (killed by SIGSEGV)", CheckJob, CompileError, "the binary of piece_0 n=1..64 does not run"),
+        (
+            "the process crashed (killed by SIGSEGV)",
+            CheckJob,
+            CompileError,
+            "the binary of piece_0 n=1..64 does not run",
+        ),
     ],
 )
 def test_errors_of_jobs(tmp_path: Path, error: str, where: type[Any], kind: type[Exception], message: str) -> None:

@@ -81,7 +81,11 @@ def test_equal_layers_are_equal_pieces() -> None:
 
 
 def test_a_piece_holds_the_dimensions_it_depends_on() -> None:
-    assert [call.piece.dims for call in cut(sizes.BatchSeq).calls] == [("batch", "seq"), ("batch", "seq"), ("batch", "seq")]
+    assert [call.piece.dims for call in cut(sizes.BatchSeq).calls] == [
+        ("batch", "seq"),
+        ("batch", "seq"),
+        ("batch", "seq"),
+    ]
     assert cut(calls.NoCut).calls[0].piece.dims == ("n",)
     assert cut(sizes.Static).calls[0].piece.dims == ()
 
@@ -122,4 +126,4 @@ def test_words() -> None:
 
 
 def test_piece_text(golden: Callable[[str, str], None]) -> None:
-    golden("piece.py", cut(sizes.BatchSeq).calls[-1].piece.text)
+    golden("piece.txt", cut(sizes.BatchSeq).calls[-1].piece.text)

@@ -47,7 +47,9 @@ def test_integers_are_exact() -> None:
     ],
 )
 def test_ops_after_which_rows_may_jump(line: str, found: bool) -> None:
-    assert jumps(f'def piece(in_0: "f32[n, 8]", in_1: "i64[n]"):\n    op = torch.ops.{line}\n    return (op,)\n') is found
+    assert (
+        jumps(f'def piece(in_0: "f32[n, 8]", in_1: "i64[n]"):\n    op = torch.ops.{line}\n    return (op,)\n') is found
+    )
 
 
 def test_row_errors() -> None:
@@ -77,7 +79,9 @@ def test_errors_name_the_tensor() -> None:
         compare([one + torch.eye(4, 8)[:1] * 0.5 * torch.tensor([[1.0], [0], [0], [0]])], [one], 1, PIECE, "n=4")
     with pytest.raises(ProofError, match=r"input 1 afterwards at n=4"):
         compare([one, one, one], [one, one, one * 2], 1, PIECE, "n=4")
-    with pytest.raises(ProofError, match=r"result 0 at n=4 is torch.float32\[4, 8\], eager gives torch.float32\[8, 4\]"):
+    with pytest.raises(
+        ProofError, match=r"result 0 at n=4 is torch.float32\[4, 8\], eager gives torch.float32\[8, 4\]"
+    ):
         compare([one], [one.reshape(8, 4)], 1, PIECE, "n=4")
     with pytest.raises(ProofError, match=r"has strides \(1, 4\), eager gives \(8, 1\)"):
         compare([torch.ones(8, 4).t()], [one], 1, PIECE, "n=4")

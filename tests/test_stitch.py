@@ -15,16 +15,16 @@ from tests.zoo.model import Model
 
 
 def test_transformed_code(golden: Callable[[str, str], None]) -> None:
-    golden("transformed_code.py", text_of(plan_of(memory.ViewOfInput, level=1)))
+    golden("transformed_code.txt", text_of(plan_of(memory.ViewOfInput, level=1)))
 
 
 def test_transformed_code_without_compiling(golden: Callable[[str, str], None]) -> None:
-    golden("transformed_code_level_0.py", text_of(plan_of(sizes.BranchAbove)))
+    golden("transformed_code_level_0.txt", text_of(plan_of(sizes.BranchAbove)))
 
 
 def test_computation_graph(golden: Callable[[str, str], None]) -> None:
     text = plan_of(sizes.BatchSeq).files["computation_graph.py"].decode()
-    golden("computation_graph.py", text)
+    golden("computation_graph.txt", text)
 
 
 def test_computation_graph_runs_when_pasted() -> None:

@@ -1,6 +1,6 @@
 """Models of many kinds: what a program returns, what it writes, and what shares memory equals eager.
 
-All run without compiling, where trace, cases, partition and stitch can be wrong; some also compiled, where binaries can.
+All run without compiling, where trace, cases, partition and stitch can be wrong; some compiled too.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ REFUSED: dict[type[Model], str] = {
     sizes.DataSized: r"size that depends on data .*f32\[u0, 8\].* crosses a splitting op at sizes\.py:\d+",
     sizes.ItemAcross: r"a number read out of a tensor, .*sizes\.py:\d+ in forward: k = int\(",
     sizes.FixedSize: r"FixedSize cannot be traced: .*must match the size of tensor b \(11\).*sizes\.py:\d+: return x",
+    memory.WrittenAttribute: r"writes into a tensor, f32\[8\], that is neither an input nor a parameter nor a buffer",
     calls.OpenArguments: r"takes input y in its \*\*kwargs",
 }
 """What cannot be right for all promised shapes, and what the error says."""

@@ -13,22 +13,30 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+from fxc.models import reads
+from fxc.models.reads import Reads
+
 _STARTED = time.time()
 _loaded: dict[str, dict[Path, str]] = {}
 """By name of a module from `load_file`: digests of its file and of the neighbours that it imported."""
+_reads: dict[str, tuple[Reads, dict[str, str | bytes | None]]] = {}
+"""What else it read while it was executed, and what that was."""
 _neighbours: set[str] = set()
 """Names under which files beside a loaded one are in sys.modules."""
 
 
 def load_file(path: Path) -> ModuleType:
-    """The module in `path`: executed once, and again only after the file or a neighbour it imports was edited."""
+    """The module in `path`: executed once, and again only after the file or what it reads was edited."""
     path = path.resolve()
     if (known := _imported_otherwise(path)) is not None:
         return known
     name = _module_name(path)
     found = sys.modules.get(name)
     if found is not None and _digests(_loaded[name]) == _loaded[name]:
-        return found
+        read, state = _reads[name]
+        if read.state() == state:
+            reads.note(read)
+            return found
     for neighbour in _neighbours:
         sys.modules.pop(neighbour, None)
     _neighbours.clear()
@@ -39,7 +47,7 @@ def load_file(path: Path) -> ModuleType:
     before = set(sys.modules)
     sys.modules[name] = module
     try:
-        with importable(path.parent):
+        with importable(path.parent), reads.recorded(path.parent) as read:
             spec.loader.exec_module(module)
     except BaseException:
         sys.modules.pop(name, None)
@@ -51,6 +59,7 @@ def load_file(path: Path) -> ModuleType:
             _neighbours.add(other)
             files[Path(file).resolve()] = ""
     _loaded[name] = _digests(files)
+    _reads[name] = (read, read.state())
     return module
 
 

@@ -20,7 +20,7 @@ LARGEST = 1 << 20
 _PACKAGES = tuple(str(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
-@dataclass
+@dataclass(eq=False)
 class Reads:
     """What was read in a block of `recorded`."""
 
@@ -34,42 +34,54 @@ class Reads:
         found = {Path(path).resolve() for path in self.paths if Path(path).suffix not in (".py", ".pyc")}
         return {file for file in found if file.is_relative_to(self.directory) and is_own(str(file)) and _is_small(file)}
 
+    def state(self) -> dict[str, str | bytes | None]:
+        """What all that was read is now."""
+        variables = {name: os.environ.get(name) for name in self.variables}
+        return variables | {str(file): file.read_bytes() for file in self.files()}
+
 
 _recording: list[Reads] = []
+_hooked: list[bool] = []
+_plain_getitem = type(os.environ).__getitem__
 
 
 @contextmanager
 def recorded(directory: Path) -> Iterator[Reads]:
     """Record what is read inside the block; `directory` is that of model.yaml."""
     reads = Reads(directory)
-    environ = type(os.environ)
-    plain = environ.__getitem__
-
-    def getitem(self: Any, name: Any) -> Any:
-        if isinstance(name, str) and is_own(_caller(sys._getframe(1))):
-            reads.variables.add(name)
-        return plain(self, name)
-
     if not _hooked:
         sys.addaudithook(_audit)  # cannot be taken away again
         _hooked.append(True)
     _recording.append(reads)
-    environ.__getitem__ = getitem  # type: ignore[method-assign]
+    type(os.environ).__getitem__ = _getitem  # type: ignore[assignment, method-assign]
     try:
         yield reads
     finally:
-        environ.__getitem__ = plain  # type: ignore[method-assign]
         _recording.remove(reads)
+        if not _recording:
+            type(os.environ).__getitem__ = _plain_getitem  # type: ignore[method-assign]
 
 
-_hooked: list[bool] = []
+def note(earlier: Reads) -> None:
+    """Have what was read earlier count as read now: of a module that is executed once only."""
+    for reads in _recording:
+        reads.variables |= earlier.variables
+        reads.paths |= earlier.paths
+
+
+def _getitem(environ: Any, name: Any) -> str:
+    if isinstance(name, str) and is_own(_caller(sys._getframe(1))):
+        for reads in _recording:
+            reads.variables.add(name)
+    return _plain_getitem(environ, name)
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if _recording and event == "open":
         path, _, flags = arguments
         if isinstance(path, str) and not flags & (os.O_WRONLY | os.O_RDWR):
-            _recording[-1].paths.add(os.path.abspath(path))
+            for reads in _recording:
+                reads.paths.add(os.path.abspath(path))
 
 
 def _caller(frame: FrameType | None) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 import fxc
+from fxc.cache import Cache
 from fxc.cli.main import run
 from fxc.errors import CacheMissError, DamagedError
 from tests.e2e.conftest import Built
@@ -35,7 +37,12 @@ def empty(path: Path) -> None:
     os.truncate(path, 0)
 
 
-DAMAGES = {"truncated": truncate, "flipped": flip, "empty": empty, "missing": Path.unlink}
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "truncated": truncate,
+    "flipped": flip,
+    "empty": empty,
+    "missing": Path.unlink,
+}
 KINDS = {
     "manifest": "manifest.json",
     "code": "rank_0_0/transformed_code.py",
@@ -87,20 +94,21 @@ def test_build_mends_texts_and_links(copied: Copied, mixed: Built) -> None:
     """What the store of binaries still has is not compiled again."""
     built = copied(mixed)
     artifact, project = built.artifact, built.project
+    build = partial(fxc.build, project.yaml, cache_dir=project.cache)
     flip(artifact / KINDS["code"])
     empty(artifact / KINDS["graph"])
     (artifact / KINDS["constants"]).unlink()
     for path in artifact.glob("*/inductor/*"):
         path.unlink()
-    result = project.build()
-    assert (result["hash"], result["binaries"]) == (built.hash, {"compiled": 0, "reused": 3})
+    result = build()
+    assert (result.hash, result.binaries) == (built.hash, {"compiled": 0, "reused": 3})
     assert run(["verify", built.hash, "--cache-dir", str(project.cache)]) == 0
     truncate(artifact / "manifest.json")
     for path in (project.root / "index").iterdir():
         truncate(path)
-    assert project.build()["binaries"] == {"compiled": 0, "reused": 3}
-    again = project.build()
-    assert (again["hit"], again["seconds"]["trace"]) == (True, 0)
+    assert build().binaries == {"compiled": 0, "reused": 3}
+    again = build()
+    assert (again.hit, again.seconds["trace"]) == (True, 0)
 
 
 def test_build_mends_binaries(copied: Copied, mixed: Built) -> None:
@@ -109,16 +117,14 @@ def test_build_mends_binaries(copied: Copied, mixed: Built) -> None:
     shutil.copytree(mixed.project.root / "scratch", built.project.root / "scratch", copy_function=os.link)
     (calls,) = built.artifact.glob(KINDS["calls"])
     flip(calls.with_suffix(".so"))
-    result = built.project.build()
-    assert (result["hash"], result["binaries"]) == (built.hash, {"compiled": 1, "reused": 2})
-    assert built.project.fxc("verify").code == 0
+    result = fxc.build(built.project.yaml, cache_dir=built.project.cache)
+    assert (result.hash, result.binaries) == (built.hash, {"compiled": 1, "reused": 2})
+    assert run(["verify", "--cache-dir", str(built.project.cache)]) == 0
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_record_or_binary_is_a_miss(copied: Copied, mixed: Built, damage: str) -> None:
     """In the store: what is damaged there is compiled again, whichever of its files it is."""
-    from fxc.cache import Cache
-
     built = copied(mixed)
     for name in ("record.json", "*.so", "*.json"):
         cache = Cache.open(built.project.cache)

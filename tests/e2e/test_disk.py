@@ -103,9 +103,3 @@ def test_read_only_cache(
         message = only_error(capfd)
         assert message.startswith(f"fxc: error: cannot lock {cache}/v1/locks/")
         assert message.endswith(": Read-only file system")
-
-
-def test_long_path(fresh: Fresh) -> None:
-    deep = "/".join(["a folder with a long name " + "x" * 100] * 8)
-    project = fresh(cache=deep)
-    assert project.build()["binaries"] == {"compiled": 1, "reused": 0}

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
+import fxc
 from tests.e2e import world
 from tests.e2e.conftest import Built
 from tests.e2e.world import Project
 
 Fresh = Callable[..., Project]
 Copied = Callable[[Built], Built]
-EAGER = ("-O0",)
-"""At level 0 nothing is compiled: enough to see whether a name changes."""
 
 
 @pytest.fixture
@@ -53,8 +52,8 @@ def test_spelling_of_the_path(moved: Project, plain: Built, tmp_path: Path, spel
 
 
 def test_another_user_and_environment_build_the_same(plain: Built, fresh: Fresh, tmp_path: Path) -> None:
-    """Built anew, in another cache and folder, whose paths have spaces."""
-    project = fresh("é project", "é cache")
+    """Built anew, in another cache and folder, whose paths are long and have spaces."""
+    project = fresh("é project", "/".join(["é a folder with a long name " + "x" * 100] * 8))
     (tmp_path / "home").mkdir()
     environ = {
         "HOME": str(tmp_path / "home"), "USER": "nobody", "LOGNAME": "nobody", "HOSTNAME": "elsewhere",
@@ -67,15 +66,12 @@ def test_another_user_and_environment_build_the_same(plain: Built, fresh: Fresh,
     assert done.json["hash"] == plain.hash
     assert done.json["binaries"] == {"compiled": 1, "reused": 0}
     assert not list((tmp_path / "home").iterdir())
-    assert not list(project.folder.glob("torch_compile_debug"))
     assert not list((project.root / "staging").iterdir())
 
 
 def test_one_more_size_compiles_that_size(copied: Copied, plain: Built) -> None:
     project = copied(plain).project
-    shutil.copytree(
-        plain.project.root / "scratch", project.root / "scratch", copy_function=os.link
-    )
+    shutil.copytree(plain.project.root / "scratch", project.root / "scratch", copy_function=os.link)
     result = project.build("-O2")  # sizes: [4]
     assert (result["hit"], result["sizes"], result["binaries"]) == (False, [4], {"compiled": 1, "reused": 1})
     again = project.build("-O2", "--set", "cudagraph.mode=none", "--set", "cudagraph.sizes=[4]")
@@ -92,10 +88,10 @@ def test_one_more_size_compiles_that_size(copied: Copied, plain: Built) -> None:
 )
 def test_an_edited_comment_compiles_nothing(moved: Project, plain: Built, name: str, old: str, new: str) -> None:
     edit(moved, name, old, new)
-    first, second = moved.build(), moved.build()
-    assert (first["hit"], first["hash"], first["binaries"]["compiled"]) == (True, plain.hash, 0)
-    assert (first["seconds"]["trace"] > 0) == (name != "model.yaml")
-    assert (second["hit"], second["seconds"]["trace"]) == (True, 0)
+    first, second = (fxc.build(moved.yaml, cache_dir=moved.cache) for _ in range(2))
+    assert (first.hit, first.hash, first.binaries["compiled"]) == (True, plain.hash, 0)
+    assert (first.seconds["trace"] > 0) == (name != "model.yaml")
+    assert (second.hit, second.seconds["trace"]) == (True, 0)
 
 
 def edit(project: Project, name: str, old: str, new: str) -> None:
@@ -104,73 +100,79 @@ def edit(project: Project, name: str, old: str, new: str) -> None:
     (project.folder / name).write_text(text.replace(old, new))
 
 
-CHANGES = {
-    "nothing": lambda project: (),
+CHANGES: dict[str, tuple[str, ...] | Callable[[Project], None]] = {
+    "nothing": (),
     "an op": lambda project: edit(project, "plain.py", "* SCALE", "/ SCALE"),
     "an imported constant": lambda project: edit(project, "helper.py", "2.0", "3.0"),
-    "an argument": lambda project: ("--set", "model.args.width=32"),
-    "an op by argument": lambda project: ("--set", "model.args.op=tanh"),
-    "dtype": lambda project: ("--set", "model.dtype=float64", "--set", "inputs.x.dtype=float64"),
-    "a splitting op": lambda project: ("--set", 'partition.splitting_ops=["aten::relu"]'),
-    "bounds": lambda project: ("--set", "dims.n.max=65"),
-    "a boundary": lambda project: ("--set", "compile.ranges=[8]"),
-    "a size": lambda project: ("--set", "compile.sizes=[4,8]", "-O2"),
-    "made-up values": lambda project: ("--set", "inputs.x.values=[0,1]"),
+    "an argument": ("model.args.width=32",),
+    "an op by argument": ("model.args.op=tanh",),
+    "dtype": ("model.dtype=float64", "inputs.x.dtype=float64"),
+    "a splitting op": ('partition.splitting_ops=["aten::relu"]',),
+    "bounds": ("dims.n.max=65",),
+    "a boundary": ("compile.ranges=[8]",),
+    "made-up values": ("inputs.x.values=[0,1]",),
+    "level 0": ("compile.level=0",),
+    "level 2": ("compile.level=2",),
+    "level 3": ("compile.level=3",),
+    "sizes": ("compile.level=2", "compile.sizes=[4,8]"),
 }
 
 
 def test_every_change_is_a_miss(tmp_path: Path) -> None:
-    """In one process: importing torch ten times would be most of the time."""
     from fxc import machine
     from fxc.plan import make_plan
     from fxc.spec import load_spec
 
     names = {}
-    for change, apply in CHANGES.items():
+    for change, how in CHANGES.items():
         project = world.plain(tmp_path / change, tmp_path / "cache")
-        words = apply(project) or ()
-        overrides = [word for word in words if "=" in word]
-        level = "compile.level=2" if "-O2" in words else "compile.level=1"
-        plan = make_plan(load_spec(project.yaml, [*overrides, level]), project.folder, machine.probe("cpu"))
-        names[change] = plan.manifest.hash
-    for level_only in (0, 2, 3):
-        project = world.plain(tmp_path / str(level_only), tmp_path / "cache")
-        plan = make_plan(
-            load_spec(project.yaml, [f"compile.level={level_only}"]), project.folder, machine.probe("cpu")
-        )
-        names[f"level {level_only}"] = plan.manifest.hash
+        if callable(how):
+            how(project)
+        spec = load_spec(project.yaml, () if callable(how) else how)
+        names[change] = make_plan(spec, project.folder, machine.probe("cpu")).manifest.hash
     assert len(set(names.values())) == len(names), names
 
 
-ENVIRON = """import json, os
-import torch
+READS = """import json, os
 from pathlib import Path
-from torch import nn
 
-config = json.loads((Path(__file__).parent / "config.json").read_text())
+from torch import nn
 
 
 class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.config = json.loads((Path(__file__).parent / "config.json").read_text())
+
     def forward(self, x):
-        return x * float(os.environ.get("MODEL_SCALE", "1")) + config["shift"]
+        return x * float(os.environ.get("MODEL_SCALE", "1")) + self.config["shift"]
 """
 
 
-def test_what_the_model_reads_is_noticed(tmp_path: Path) -> None:
+def test_what_the_model_reads_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment variable and a file beside it: not asked for, yet part of what the model is."""
     files = {
-        "model.py": ENVIRON,
+        "model.py": READS,
         "config.json": '{"shift": 1}',
         "model.yaml": world.PLAIN_YAML.replace("./plain.py:Plain", "./model.py:Model").replace("{width: 16}", "{}"),
     }
     project = world.make(tmp_path / "project", tmp_path / "cache", files)
-    one = project.build(*EAGER)["hash"]
-    assert project.build(*EAGER, environ={"UNRELATED": "1"})["hash"] == one
-    two = project.build(*EAGER, environ={"MODEL_SCALE": "2"})["hash"]
-    assert two != one
+
+    def build() -> tuple[str, bool]:
+        """The hash, and whether it was found without tracing."""
+        result = fxc.build(project.yaml, level=0, cache_dir=project.cache)
+        return result.hash, result.seconds["trace"] == 0
+
+    first, _ = build()
+    monkeypatch.setenv("UNRELATED", "1")
+    assert build() == (first, True)
+    monkeypatch.setenv("MODEL_SCALE", "2")
+    second, found = build()
+    assert (second != first, found) == (True, False)
+    monkeypatch.delenv("MODEL_SCALE")
+    assert build() == (first, True)
     edit(project, "config.json", "1", "5")
-    three = project.build(*EAGER)["hash"]
-    assert three not in (one, two)
+    third, found = build()
+    assert (third in (first, second), found) == (False, False)
     edit(project, "config.json", "5", "1")
-    again = project.build(*EAGER)
-    assert (again["hit"], again["hash"], again["seconds"]["trace"]) == (True, one, 0)
+    assert build() == (first, True)

@@ -17,7 +17,7 @@ from tests.e2e.world import FXC, Project
 
 Fresh = Callable[..., Project]
 
-MODELS = '''import os
+MODELS = """import os
 import sys
 import threading
 import time
@@ -88,7 +88,7 @@ class PrintsInForward(Good):
     def forward(self, x):
         print("tracing")
         return self.linear(x)
-'''
+"""
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -16,15 +17,19 @@ Copied = Callable[[Built], Built]
 
 
 @pytest.fixture
-def two(copied: Copied, plain: Built) -> Built:
+def two(copied: Copied, plain: Built, monkeypatch: pytest.MonkeyPatch) -> Built:
     """Both ranks, one named by arguments and one by the environment, beside the one of a single process."""
     built = copied(plain)
     project = built.project
-    one = project.build("--rank", "1", "--world-size", "2")
-    zero = project.build(environ={"RANK": "0", "WORLD_SIZE": "2"})
+    build = partial(fxc.build, project.yaml, cache_dir=project.cache)
+    one = build(rank=1, world_size=2)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    zero = build()
     for result in (one, zero):
-        assert (result["hash"], result["binaries"]) == (plain.hash, {"compiled": 0, "reused": 1})
-    assert project.build("--rank", "1", "--world-size", "2")["hit"]
+        assert (result.hash, result.binaries) == (plain.hash, {"compiled": 0, "reused": 1})
+    monkeypatch.undo()
+    assert build(rank=1, world_size=2).hit
     return built
 
 

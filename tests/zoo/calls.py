@@ -37,7 +37,7 @@ class OnlyViewBetween(Model):
     def forward(self, x: Tensor) -> Tensor:
         y = torch.ops.zoo.mix(x)
         z = torch.ops.zoo.mix(y.view(y.shape[0], 2, 4))
-        first, second = torch.ops.zoo.mix(z[:, 0]).chunk(2, -1)
+        _, second = torch.ops.zoo.mix(z[:, 0]).chunk(2, -1)
         w: Tensor = torch.ops.zoo.mix(second)
         return w
 
@@ -92,7 +92,7 @@ class Options(Model):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         call = torch.ops.zoo.options
-        a = call(x * 2, self.bias, mode="mul's \"best\"\\", scale=float("inf"), dims=[0, 1], flip=True, extras=[])
+        a = call(x * 2, self.bias, mode='mul\'s "best"\\', scale=float("inf"), dims=[0, 1], flip=True, extras=[])
         b = call(a, None, dtype=torch.float64, device=x.device, extras=[None, self.bias, a])
         return a, b, call(b.float(), extras=[])
 

@@ -55,12 +55,13 @@ class WrittenBuffers(Model):
         super().__init__()
         self.register_buffer("count", torch.zeros(()))
         self.register_buffer("total", torch.zeros(8), persistent=False)
+        self.register_buffer("same_at_first", torch.zeros(8), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         self.count.add_(1)
         self.total += x.sum(0)
         y: Tensor = torch.ops.zoo.mix(x)
-        return y * self.count + self.total
+        return y * self.count + self.total + self.same_at_first
 
 
 class ViewOfInput(Model):
@@ -262,3 +263,17 @@ class MayCopy(Model):
         x.add_(1)
         z = torch.ops.zoo.mix(y)
         return flat + 1, wide + 1, turned + 1, z
+
+
+class WrittenAttribute(Model):
+    """A tensor that is a plain attribute is written; another one with the same numbers is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = torch.zeros(8)
+        self.other = torch.zeros(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add_(1)
+        y: Tensor = torch.ops.zoo.mix(x)
+        return y + self.seen + self.other

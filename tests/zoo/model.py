@@ -112,7 +112,7 @@ def _options(
     flip: bool = False, dtype: torch.dtype | None = None, device: torch.device | None = None,
     extras: list[Tensor | None] | None = None,
 ) -> Tensor:  # fmt: skip
-    out = x * min(scale, 3.0) if mode == "mul's \"best\"\\" else x + min(scale, 3.0)
+    out = x * min(scale, 3.0) if mode == 'mul\'s "best"\\' else x + min(scale, 3.0)
     for extra in extras or []:
         out = out if extra is None else out + extra
     out = out.flip(dims or [0]) if flip else out

@@ -1,0 +1,61 @@
+"""What a model's code reads besides its own file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fxc.models import reads
+from fxc.models.files import load_file
+
+
+def test_imports_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "reads_a.py").write_text("import os, json\nimport reads_b\nimport reads_pkg.inner\n")
+    (tmp_path / "reads_b.py").write_text("def later():\n    import reads_c\n\nlater()\n")
+    (tmp_path / "reads_c.py").write_text("X = 1\n")
+    (tmp_path / "reads_pkg").mkdir()
+    (tmp_path / "reads_pkg" / "__init__.py").write_text("")
+    (tmp_path / "reads_pkg" / "inner.py").write_text("from . import sibling\nfrom .sibling import Y\n")
+    (tmp_path / "reads_pkg" / "sibling.py").write_text("Y = 2\n")
+    load_file(tmp_path / "reads_a.py")
+    found = reads.imported([tmp_path / "reads_a.py"])
+    names = ["reads_b.py", "reads_c.py", "reads_pkg/__init__.py", "reads_pkg/inner.py", "reads_pkg/sibling.py"]
+    assert sorted(str(path.relative_to(tmp_path)) for path in found) == names
+
+
+def test_variables_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "weights.bin").write_bytes(bytes(reads.LARGEST + 1))
+    (tmp_path / "asks.py").write_text(
+        "import os\nfrom pathlib import Path\n"
+        "def ask():\n"
+        "    os.environ.get('ASKED'); os.getenv('ABSENT'); 'PRESENT' in os.environ\n"
+        "    here = Path(__file__).parent\n"
+        "    (here / 'config.json').read_text(); (here / 'weights.bin').read_bytes(); open('/proc/self/stat').close()\n"
+        "    (here / 'written.txt').write_text('')\n"
+    )
+    module = load_file(tmp_path / "asks.py")
+    with reads.recorded(tmp_path) as read:
+        module.ask()
+        os.environ.get("OF_A_LIBRARY")
+    module.ask()
+    assert read.variables - {"OF_A_LIBRARY"} == {"ASKED", "ABSENT", "PRESENT"}
+    assert read.files() == {tmp_path / "config.json"}
+
+
+def test_a_module_is_executed_again_when_what_it_read_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.txt").write_text("1")
+    (tmp_path / "once.py").write_text(
+        "import os\nfrom pathlib import Path\n"
+        "VALUE = (Path(__file__).parent / 'config.txt').read_text() + os.environ.get('ONCE', '')\n"
+    )
+    first = load_file(tmp_path / "once.py")
+    with reads.recorded(tmp_path) as read:
+        assert load_file(tmp_path / "once.py") is first
+    assert (read.variables, read.files()) == ({"ONCE"}, {tmp_path / "config.txt"})
+    (tmp_path / "config.txt").write_text("2")
+    assert load_file(tmp_path / "once.py").VALUE == "2"
+    monkeypatch.setenv("ONCE", "x")
+    assert load_file(tmp_path / "once.py").VALUE == "2x"

@@ -1,0 +1,118 @@
+"""A plan: programs, units, weights, files; nothing is compiled or written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+
+from fxc.errors import SpecError
+from fxc.plan import make_plan
+from fxc.spec import parse_spec
+from tests.building import HERE, plan_of, target
+from tests.zoo import calls, memory, outputs, sizes, weights
+
+
+def labels(cls: type[sizes.Model], **compile: object) -> list[tuple[str, str]]:
+    return [(program.range.label, program.step) for program in plan_of(cls, level=2, **compile).manifest.programs]
+
+
+def test_sizes_come_first_then_ranges_cut_at_branches() -> None:
+    assert labels(sizes.BranchAbove, sizes=[8, 1], ranges=[16]) == [
+        ("n=8", "step_0"), ("n=1", "step_0"), ("n=1..8", "step_0"), ("n=9..16", "step_1"), ("n=17..64", "step_1"),
+    ]  # fmt: skip
+
+
+def test_a_size_with_a_graph_of_its_own_has_one_program() -> None:
+    assert labels(sizes.BranchOne, sizes=[1]) == [("n=1", "step_0"), ("n=2..64", "step_1")]
+
+
+def test_every_shape_is_served_by_the_right_graph() -> None:
+    programs = plan_of(sizes.BranchOfEach, level=2, sizes=[{"batch": 5, "seq": 9}]).manifest.programs
+    for batch in range(1, 10):
+        for seq in range(1, 34):
+            found = {p.step for p in programs if p.range.contains({"batch": batch, "seq": seq})}
+            assert len(found) == 1
+
+
+def test_equal_pieces_are_one_unit() -> None:
+    plan = plan_of(calls.EqualLayers, level=2, sizes=[4])
+    assert (len(plan.units), plan.unique, plan.pieces) == (6, 3, 9)
+    general = plan.manifest.programs[-1]
+    assert len(general.binaries) == 5
+    assert len(set(general.binaries)) == 3
+    assert [unit.label for unit in plan.units[:3]] == ["piece_0 n=4", "piece_1 n=4", "piece_2 n=4"]
+
+
+def test_a_piece_without_dimensions_is_compiled_once_for_all_sizes() -> None:
+    plan = plan_of(weights.WeightViews, level=2, sizes=[1, 2, 4])
+    keys = [program.binaries for program in plan.manifest.programs]
+    static = [unit for unit in plan.units if not unit.piece.dims]
+    assert all(sum(unit.key in binaries for binaries in keys) == 4 for unit in static)
+
+
+def test_level_0_compiles_nothing() -> None:
+    plan = plan_of(calls.EqualLayers)
+    assert plan.units == []
+    assert {program.binaries for program in plan.manifest.programs} == {()}
+
+
+def test_weights_and_constants() -> None:
+    manifest = plan_of(weights.Buffers).manifest
+    assert {weight.name: (weight.shape, weight.dtype, weight.aliases) for weight in manifest.weights} == {
+        "scale": ((8,), "float32", ("again",)),
+        "order": ((8,), "int64", ()),
+    }
+    assert {constant.name: constant.shape for constant in manifest.constants} == {"table": (64, 8), "middle": ()}
+    tied = plan_of(weights.Tied).manifest.weights
+    assert [(weight.name, weight.aliases) for weight in tied] == [("embed.weight", ("head.weight",))]
+    assert plan_of(weights.UsesLittle).manifest.unused_weights == ("shape_only", "unused.bias", "unused.weight")
+
+
+def test_constants_are_stored() -> None:
+    plan = plan_of(weights.Constants)
+    stored = safetensors.torch.load(plan.files["constants.safetensors"])
+    assert set(stored) == {constant.name for constant in plan.manifest.constants}
+    assert any(tensor.tolist() == list(range(8)) for tensor in stored.values())
+    assert "constants.safetensors" not in plan_of(calls.NoCut).files
+
+
+def test_what_is_written_is_marked() -> None:
+    manifest = plan_of(memory.IndexPut).manifest
+    assert {entry.name: entry.mutated for entry in manifest.inputs} == {"x": False, "slots": False, "cache": True}
+    state = plan_of(memory.WrittenBuffers).manifest
+    assert [(weight.name, weight.mutated) for weight in state.weights] == [("count", True)]
+    assert [(constant.name, constant.mutated) for constant in state.constants] == [("total", True)]
+
+
+def test_outputs_are_told_to_people() -> None:
+    assert plan_of(outputs.WeightsReturned).manifest.outputs.startswith("{'w': ")
+
+
+def test_custom_ops_and_what_registers_them() -> None:
+    ops = plan_of(calls.ActInside).manifest.custom_ops
+    assert [(op.name, op.module) for op in ops] == [("zoo::act", "tests.zoo.calls"), ("zoo::mix", "tests.zoo.calls")]
+
+
+def test_sources_hold_the_model() -> None:
+    files = {source.file for source in plan_of(calls.NoCut).manifest.sources}
+    assert "zoo/calls.py" in files
+
+
+def test_an_unknown_splitting_op(tmp_path: Path) -> None:
+    spec = parse_spec({**calls.NoCut.spec(), "partition": {"splitting_ops": ["zoo::missing"]}})
+    with pytest.raises(SpecError, match="'zoo::missing' is no registered op"):
+        make_plan(spec, HERE, target())
+
+
+@pytest.mark.parametrize("name", ["max", "torch", "math"])
+def test_dimensions_named_as_functions_of_sizes(name: str) -> None:
+    with pytest.raises(SpecError, match=f"dims.{name}"):
+        parse_spec(
+            {
+                **calls.NoCut.spec(),
+                "inputs": {"x": {"shape": [name], "dtype": "int64"}},
+                "dims": {name: {"min": 1, "max": 2}},
+            }
+        )
