@@ -280,6 +280,6 @@ def _on_cpu(graph: fx.Graph) -> fx.Graph:
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
     for node in copy.nodes:
-        node.args = fx.node.map_aggregate(node.args, moved)  # type: ignore[arg-type,assignment]
-        node.kwargs = fx.node.map_aggregate(node.kwargs, moved)  # type: ignore[arg-type,assignment]
+        node.args = fx.node.map_aggregate(node.args, moved)  # type: ignore[arg-type]
+        node.kwargs = fx.node.map_aggregate(node.kwargs, moved)  # type: ignore[arg-type]
     return copy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterable
@@ -20,6 +21,7 @@ from fxc.identity import Ranks
 from fxc.manifest import Manifest, PassReport
 from fxc.progress import Observer
 from fxc.spec import Spec, load_spec
+from fxc.target import Target
 
 if TYPE_CHECKING:
     from fxc.lower import Lowered
@@ -115,12 +117,8 @@ def _miss(
     from fxc.pool import Pool
 
     target = machine.probe(spec.device)
-    if spec.compile.level and not target.compiler:
-        named = os.environ.get("CXX")
-        raise CompileError(
-            f"there is no C++ compiler: {f'CXX is {named!r}, which does not run' if named else 'g++ is not on PATH'}",
-            "apt install g++, or set CXX; `fxc doctor` tells more",
-        )
+    if spec.compile.level:
+        _require_tools(target)
     with Pool(jobs, directory) as pool:  # imports the compiler while this process traces
         observer.phase("trace")
         from fxc.plan import make_plan
@@ -151,6 +149,17 @@ def _miss(
     return _result(
         cache, manifest, False, {"compiled": lowered.compiled, "reused": lowered.reused}, plan.seconds, start
     )
+
+
+def _require_tools(target: Target) -> None:
+    """Say before tracing what every compile would fail for."""
+    hint = "apt install g++, or set CXX; `fxc doctor` tells more"
+    if not target.compiler:
+        named = os.environ.get("CXX")
+        what = f"CXX is {named!r}, which does not run" if named else "g++ is not on PATH"
+        raise CompileError(f"there is no C++ compiler: {what}", hint)
+    if shutil.which("strip") is None:
+        raise CompileError("there is no `strip` on PATH, which binaries are made small with", "apt install binutils")
 
 
 def _lower(plan: Plan, cache: Cache, pool: Any, prove: bool, force: bool, observer: Observer) -> Lowered:

@@ -53,7 +53,7 @@ def recorded(directory: Path) -> Iterator[Reads]:
         sys.addaudithook(_audit)  # cannot be taken away again
         _hooked.append(True)
     _recording.append(reads)
-    type(os.environ).__getitem__ = _getitem  # type: ignore[assignment, method-assign]
+    type(os.environ).__getitem__ = _getitem  # type: ignore[method-assign]
     try:
         yield reads
     finally:

@@ -107,10 +107,14 @@ def test_a_damaged_rank_stays_damaged_until_its_own_build(cache: Cache, manifest
 def test_directories_without_a_manifest_are_swept(cache: Cache, manifest: Manifest) -> None:
     half = cache.root / "artifacts" / ("f" * 32)
     (half / "rank_0_0").mkdir(parents=True)
+    os.utime(half, (0, 0))  # a young one may be one that is being copied in
+    young = half.with_name("e" * 32)
+    young.mkdir()
     (cache.root / "artifacts" / HASH / "rank_0_0").mkdir(parents=True)
     artifact = cache.publish(manifest, "rank_0_0", {"transformed_code.py": CODE}, [])
     assert artifact.verify() == 1
     assert not half.exists()
+    assert young.exists()
 
 
 def test_a_file_in_its_place(cache: Cache, manifest: Manifest) -> None:

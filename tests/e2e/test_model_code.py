@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 from collections.abc import Callable
@@ -175,6 +176,14 @@ def test_no_compiler(project: Project, cxx: str, message: str) -> None:
     done = project.fxc("build", str(project.yaml), "-q", environ={"CXX": cxx})
     assert (done.code, done.err.splitlines()[0]) == (1, f"fxc: error: {message}")
     assert done.seconds < 4  # before tracing
+
+
+def test_no_strip(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "g++").symlink_to(str(shutil.which("g++")))
+    done = project.fxc("build", str(project.yaml), "-q", environ={"PATH": str(tmp_path / "bin")})
+    assert (done.code, done.out) == (1, "")
+    assert done.err.splitlines()[0] == "fxc: error: there is no `strip` on PATH, which binaries are made small with"
 
 
 BROKEN = """#!/bin/sh

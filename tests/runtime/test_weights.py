@@ -57,7 +57,7 @@ def test_a_module_with_tied_names_and_more_than_needed() -> None:
     assert type(weight) is torch.Tensor
     assert state is module.state or state.data_ptr() == module.state.data_ptr()
     with torch.no_grad():
-        module.linear.bias.data.fill_(7.0)
+        torch.nn.init.constant_(module.linear.bias, 7.0)
     assert bias.tolist() == [7.0, 7.0]
     assert message(module, W, B, STATE, strict=True) == (
         "2 problems with the weights: pooler.weight is not a weight of the program; pooler.bias is not a weight of the "
