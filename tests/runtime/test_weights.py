@@ -55,7 +55,7 @@ def test_a_module_with_tied_names_and_more_than_needed() -> None:
     weight, bias, state = bind(module, W, B, STATE)
     assert weight.data_ptr() == module.linear.weight.data_ptr()
     assert type(weight) is torch.Tensor
-    assert state is module.state or state.data_ptr() == module.state.data_ptr()
+    assert state is module.state or state.data_ptr() == module.state.data_ptr()  # type: ignore[operator]
     with torch.no_grad():
         torch.nn.init.constant_(module.linear.bias, 7.0)
     assert bias.tolist() == [7.0, 7.0]
