@@ -94,6 +94,7 @@ def options(level: int, is_size: bool, target: Target) -> dict[str, Any]:
         "compile_threads": 1,  # each job is a process already
         "cpp.vec_isa_ok": target.device == "cpu",  # else each extension is test-compiled, up to a minute in all
         "cpp.dynamic_threads": True,  # else the builder's number of cores is written into the binary
+        "cpp.threads": 16,  # else that number decides which loops run in parallel
         "fallback_random": True,  # the same random numbers as eager
     }
     if target.device == "cuda":

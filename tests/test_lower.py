@@ -25,7 +25,13 @@ BOX = Range((("m", 1, 9), ("n", 1, 64)))
 
 
 def made(**changes: Any) -> Unit:
-    arguments = {"piece": PIECE, "box": BOX, "level": 2, "target": target(), "name": "piece_0"} | changes
+    arguments: dict[str, Any] = {
+        "piece": PIECE,
+        "box": BOX,
+        "level": 2,
+        "target": target(),
+        "name": "piece_0",
+    } | changes
     return unit(**arguments)
 
 

@@ -117,7 +117,7 @@ def test_facts_of_a_piece() -> None:
 
 @pytest.mark.parametrize("cls", [sizes.DataSized, sizes.ItemAcross])
 def test_data_dependent_numbers_do_not_cross(cls: type[Model]) -> None:
-    with pytest.raises(TraceError, match="sizes.py:"):
+    with pytest.raises(TraceError, match=r"sizes\.py:"):
         cut(cls)
 
 

@@ -12,9 +12,10 @@ from fxc.plan import make_plan
 from fxc.spec import parse_spec
 from tests.building import HERE, plan_of, target
 from tests.zoo import calls, memory, outputs, sizes, weights
+from tests.zoo.model import Model
 
 
-def labels(cls: type[sizes.Model], **compile: object) -> list[tuple[str, str]]:
+def labels(cls: type[Model], **compile: object) -> list[tuple[str, str]]:
     return [(program.range.label, program.step) for program in plan_of(cls, level=2, **compile).manifest.programs]
 
 
@@ -83,7 +84,10 @@ def test_what_is_written_is_marked() -> None:
     assert {entry.name: entry.mutated for entry in manifest.inputs} == {"x": False, "slots": False, "cache": True}
     state = plan_of(memory.WrittenBuffers).manifest
     assert [(weight.name, weight.mutated) for weight in state.weights] == [("count", True)]
-    assert [(constant.name, constant.mutated) for constant in state.constants] == [("total", True)]
+    assert [(constant.name, constant.mutated) for constant in state.constants] == [
+        ("total", True),
+        ("same_at_first", False),
+    ]
 
 
 def test_outputs_are_told_to_people() -> None:

@@ -63,12 +63,12 @@ class Probe(NamedTuple):
 CACHES: dict[str, list[int | str]] = {"x": ["n", 8], "slots": ["n"], "keys": [32, 8], "values": [32, 8]}
 VIEWS: dict[str, list[int | str]] = {"columns": ["n", 8], "shifted": ["n", 8], "repeated": ["n", 8]}
 ALL = {
-    "noop_slices": Probe("noop_slices.py", "NoopSlices", {"x": ["n", 12]}, sizes=(1, 5)),
+    "noop_slices": Probe("noop_slices.py", "NoopSlices", {"x": ["n", 12]}, sizes=(5,)),
     "snapshot_then_write": Probe("snapshot_then_write.py", "SnapshotThenWrite", {"x": ["n", 8]}),
-    "sizes_across_cuts": Probe("sizes_across_cuts.py", "TwoAttentions", {"x": ["n", 16]}, ("probe::attend",), (16,)),
+    "sizes_across_cuts": Probe("sizes_across_cuts.py", "TwoAttentions", {"x": ["n", 16]}, ("probe::attend",)),
     "write_without_result": Probe("write_without_result.py", "WriteThenRead", CACHES, ("probe::look_up",)),
     "writes_are_cuts": Probe("write_without_result.py", "WriteThenRead", CACHES, ("probe::look_up", "probe::store")),
-    "branch_on_size": Probe("branch_on_size.py", "BranchOnSize", {"x": ["n", 8]}, sizes=(8, 9)),
+    "branch_on_size": Probe("branch_on_size.py", "BranchOnSize", {"x": ["n", 8]}),
     "gated_fp8": Probe("gated_fp8.py", "GatedVariants", {"x": ["n", 8]}, tolerance=0.07),
     "strided_inputs": Probe("strided_inputs.py", "TakesViews", VIEWS),
     "layout_broken": Probe("layout_broken.py", "LayoutBroken", {"x": ["n", 6]}, ("probe::mix_columns",)),

@@ -85,7 +85,7 @@ def test_errors_name_the_tensor() -> None:
         compare([one], [one.reshape(8, 4)], 1, PIECE, "n=4")
     with pytest.raises(ProofError, match=r"has strides \(1, 4\), eager gives \(8, 1\)"):
         compare([torch.ones(8, 4).t()], [one], 1, PIECE, "n=4")
-    with pytest.raises(ProofError, match="torch.int32"):
+    with pytest.raises(ProofError, match="int32"):
         compare([one.int()], [one], 1, PIECE, "n=4")
 
 
@@ -119,8 +119,8 @@ def test_points_that_fit_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "layout",
-    ["f32[n, 8]", "bf16[8, n] strides [1, 8]", "f32[3, 8] strides [0, 1]", "i64[n, 3] strides [5, 1]", "f32[2, n, 4] strides "
-     "[4*n, 1, n]", "b8[0, n]", "f32[4, 4] strides [1, 1]", "f8e4m3fn[n, n]", "c64[n]"],
+    ["f32[n, 8]", "bf16[8, n] strides [1, 8]", "f32[3, 8] strides [0, 1]", "i64[n, 3] strides [5, 1]",
+     "f32[2, n, 4] strides [4*n, 1, n]", "b8[0, n]", "f32[4, 4] strides [1, 1]", "f8e4m3fn[n, n]", "c64[n]"],
 )  # fmt: skip
 def test_made_up_inputs_are_laid_out_as_said(layout: str) -> None:
     tensor = _draw(layout, {"n": 6}, None, "cpu", 3)

@@ -24,7 +24,7 @@ def test_transformed_code_without_compiling(golden: Callable[[str, str], None]) 
 
 def test_computation_graph(golden: Callable[[str, str], None]) -> None:
     text = plan_of(sizes.BatchSeq).files["computation_graph.py"].decode()
-    golden("computation_graph.txt", text)
+    golden("computation_graph.txt", re.sub(r"(\.py):\d+", r"\1:0", text))  # edits above the model are no change
 
 
 def test_computation_graph_runs_when_pasted() -> None:

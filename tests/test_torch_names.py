@@ -70,7 +70,9 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "torch.utils._pytree.tree_unflatten": ("leaves", "treespec"),
     "torch._dynamo.source.ConstantSource": ("source_name",),
     "torch.utils._sympy.value_ranges.ValueRanges": ("lower", "upper"),
-    "torch.export.export": ("mod", "args", "kwargs", "dynamic_shapes", "strict", "prefer_deferred_runtime_asserts_over_guards"),
+    "torch.export.export": (
+        "mod", "args", "kwargs", "dynamic_shapes", "strict", "prefer_deferred_runtime_asserts_over_guards",
+    ),
 }  # fmt: skip
 """What is passed to what."""
 
@@ -94,6 +96,8 @@ def test_attributes_of_private_objects() -> None:
     schema = torch.ops.aten.add_.Tensor._schema
     assert (schema.name, schema.is_mutable, torch.ops.aten.add_.Tensor._overloadname) == ("aten::add_", True, "Tensor")
     first, result = schema.arguments[0], schema.returns[0]
+    assert first.alias_info is not None
+    assert result.alias_info is not None
     assert first.alias_info.is_write
     assert first.alias_info.before_set == result.alias_info.before_set
     assert torch.ops.aten.add_.Tensor.namespace == "aten"

@@ -34,9 +34,10 @@ ALL = [cls for module in (weights, memory, outputs, sizes, calls) for cls in bui
 RIGHT = [cls for cls in ALL if cls not in REFUSED]
 
 COMPILED: list[type[Model]] = [
-    weights.Buffers, weights.Tied, memory.ChunkWritten, memory.SliceWritten, memory.WrittenBuffers, outputs.Duplicated,
-    outputs.Scalars, sizes.Arithmetic, sizes.BatchSeq, sizes.BranchOne, calls.ActInside, calls.Random, calls.Turned,
+    memory.ChunkWritten, memory.SliceWritten, memory.WrittenBuffers, sizes.Arithmetic, sizes.BatchSeq, calls.ActInside,
+    calls.Turned,
 ]  # fmt: skip
+"""Few: each binary takes seconds."""
 
 
 def name(cls: type[Model]) -> str:
