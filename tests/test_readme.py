@@ -72,7 +72,7 @@ def skeleton(line: str) -> str:
     """A line of output without what differs from run to run and between machines: numbers and their units, hashes."""
     line = re.sub(r"\b(?=[a-f]*\d)[0-9a-f]{8,}\b", "HASH", line)
     line = re.sub(r"(?<![\w.])\d[\d.]*(e[-+]\d+)?( (µs|ms|s|min|B|kB|MB|GB)\b)*", "#", line)
-    return " ".join(re.sub(r"(# )+", "# ", line + " ").split())
+    return " ".join(re.sub(r"#( #)+", "#", line).split())
 
 
 @of("console")
