@@ -72,9 +72,9 @@ def test_the_text_for_one_dimension() -> None:
 def test_the_text_for_a_mutated_input_and_fixed_widths_on_cuda() -> None:
     inputs = [Input(name="cache", shape=(2, "n", 64), dtype="bfloat16", mutated=True)]
     text = dispatch.source(inputs, [box(n=(1, 8))], torch.device("cuda", 1))
-    assert "(_0, n, _2) = cache.shape" in text
+    assert "(_0_cache, n, _2_cache) = cache.shape" in text
     assert (
-        "cache.dtype is _bfloat16 and cache.get_device() == 1 and _0 == 2 and _2 == 64 "
+        "cache.dtype is _bfloat16 and cache.get_device() == 1 and _0_cache == 2 and _2_cache == 64 "
         "and cache.is_contiguous() and cache.data_ptr() % 16 == 0\n"
     ) in text
     assert "= _contiguous(" not in text
@@ -171,3 +171,15 @@ SPOILERS: tuple[Callable[[torch.Tensor], Any], ...] = (
     lambda t: [t],
     lambda t: None,
 )
+
+
+def test_a_written_input_is_no_other_input() -> None:
+    inputs = [
+        Input(name="x", shape=("n",), dtype="float32"),
+        Input(name="cache", shape=("n",), dtype="float32", mutated=True),
+    ]
+    call = make(inputs, [box(n=(1, 8))])
+    both = torch.zeros(4)
+    assert call(both, torch.zeros(4)) == 0
+    with pytest.raises(InputError, match="input x is the same tensor as input cache, which the program writes into"):
+        call(both, both)
