@@ -24,30 +24,33 @@ ALIVE = ".alive"
 @contextmanager
 def lock(layout: Layout, name: str) -> Iterator[None]:
     """Hold the lock `name` alone among threads and processes; waits for it."""
-    with io_errors("lock", layout.lock(name)):
-        layout.prepare()
-        fd = os.open(layout.lock(name), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
+    with _opened(layout, name) as fd:
         with io_errors("lock", layout.lock(name)):
             fcntl.flock(fd, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(fd)
 
 
 @contextmanager
 def try_lock(layout: Layout, name: str) -> Iterator[bool]:
     """Hold the lock `name` if nobody else does; says whether it is held."""
+    with _opened(layout, name) as fd:
+        held = True
+        with io_errors("lock", layout.lock(name)):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                held = False
+        yield held
+
+
+@contextmanager
+def _opened(layout: Layout, name: str) -> Iterator[int]:
+    """The lock's file; closing it lets go."""
     with io_errors("lock", layout.lock(name)):
         layout.prepare()
         fd = os.open(layout.lock(name), os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield fd
     finally:
         os.close(fd)
 
