@@ -67,7 +67,7 @@ class _Terminated(BaseException):
 def main() -> NoReturn:
     """Entry point of the process."""
     if not sys.warnoptions and not _has_flag(sys.argv[1:], "v", "--verbose"):
-        warnings.simplefilter("ignore")  # of libraries, to their developers; ours come through the observer
+        warnings.simplefilter("ignore")  # of libraries, to their developers
     streams.fill()
     signal.signal(signal.SIGTERM, _terminate)
     code = run(sys.argv[1:])

@@ -14,7 +14,7 @@ CacheDir = Annotated[
     typer.Option("--cache-dir", metavar="DIR", help="Cache, over FXC_CACHE_DIR and the user's cache folder."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Errors and warnings only.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Errors only.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more; a traceback with an error.")]
 
 Overrides = Annotated[

@@ -1,4 +1,4 @@
-"""Progress of a build: live on a terminal, plain lines elsewhere, warnings only with `-q`."""
+"""Progress of a build: live on a terminal, plain lines elsewhere, nothing with `-q`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def observer(*, quiet: bool, verbose: bool) -> Iterator[Observer]:
     """The observer for this stderr; what it drew live is gone after, whatever happened."""
     if quiet:
-        yield Warnings()
+        yield Observer()
     elif not sys.stderr.isatty():
         yield Lines(verbose)
     else:
@@ -29,14 +29,7 @@ def observer(*, quiet: bool, verbose: bool) -> Iterator[Observer]:
             yield Live(progress, verbose)
 
 
-class Warnings(Observer):
-    """Tells warnings and nothing else."""
-
-    def warn(self, message: str) -> None:
-        render.line(f"fxc: warning: {message}")
-
-
-class Lines(Warnings):
+class Lines(Observer):
     """A line when a phase is done, and with `-v` when a binary is."""
 
     def __init__(self, verbose: bool) -> None:
@@ -83,9 +76,6 @@ class Live(Observer):
         self._count()
         if self.verbose:
             self.progress.console.print(f"  {label} {render.duration(seconds)}")
-
-    def warn(self, message: str) -> None:
-        self.progress.console.print(f"fxc: warning: {message}")
 
     def _finish(self, name: str) -> None:
         if (task := self.running.pop(name, None)) is not None:

@@ -20,6 +20,3 @@ class Observer:
 
     def compiled(self, label: str, seconds: float) -> None:
         """A binary is done."""
-
-    def warn(self, message: str) -> None:
-        """Something the user should know that does not stop the work."""

@@ -11,16 +11,16 @@ from rich.console import Console
 from fxc.cli import progress, render
 
 
-def test_quiet_tells_warnings_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_tells_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.observer(quiet=True, verbose=False) as observer:
         drive(observer)
-    assert capsys.readouterr().err == "fxc: warning: slow\n"
+    assert capsys.readouterr().err == ""
 
 
 def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.observer(quiet=False, verbose=False) as observer:
         drive(observer)
-    assert capsys.readouterr().err == "2 binaries, 1 in the cache\nfxc: warning: slow\ncompile 3.1 s\n"
+    assert capsys.readouterr().err == "2 binaries, 1 in the cache\ncompile 3.1 s\n"
 
 
 def test_live_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,6 @@ def drive(observer: Any) -> None:
     observer.binaries(2, 1)
     observer.compiling("piece_0 n=8")
     observer.compiled("piece_0 n=8", 2.5)
-    observer.warn("slow")
     observer.phase_done("compile", 3.14)
 
 

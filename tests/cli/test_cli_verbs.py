@@ -44,7 +44,6 @@ def pipeline(monkeypatch: pytest.MonkeyPatch, artifact: Artifact) -> dict[str, A
         observer.binaries(3, 1)
         observer.compiling("piece_0 n=8")
         observer.compiled("piece_0 n=8", 2.0)
-        observer.warn("n = 1 is slow")
         observer.phase_done("compile", 3.14)
         counts = {"compiled": 2, "reused": 1}
         seconds = {"compile": 3.14, "total": 4.0}
@@ -65,14 +64,13 @@ def test_build_prints_the_hash(fxc: Any, pipeline: dict[str, Any], artifact: Art
     assert (told.code, told.out) == (0, artifact.manifest.hash + "\n")
     assert told.err.splitlines() == [
         "3 binaries, 1 in the cache",
-        "fxc: warning: n = 1 is slow",
         "compile 3.1 s",
         "built: 9 pieces, 3 unique; 2 binaries compiled, 1 reused (4.0 s)",
     ]
 
 
 def test_build_quiet_and_verbose(fxc: Any, pipeline: dict[str, Any], artifact: Artifact) -> None:
-    assert fxc("build", "model.yaml", "-q") == (0, artifact.manifest.hash + "\n", "fxc: warning: n = 1 is slow\n")
+    assert fxc("build", "model.yaml", "-q") == (0, artifact.manifest.hash + "\n", "")
     assert "compiled piece_0 n=8 2.0 s\n" in fxc("build", "model.yaml", "-v").err
 
 
