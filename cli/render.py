@@ -10,7 +10,6 @@ import msgspec
 
 from fxc.cli import streams
 from fxc.manifest import Manifest
-from fxc.warm import sizes
 
 if TYPE_CHECKING:  # rich is imported where something is drawn: errors, help and JSON come without it
     from rich.console import Console
@@ -106,8 +105,7 @@ def count(number: int, noun: str) -> str:
 
 def shown_sizes(manifest: Manifest) -> str:
     """The sizes with a program of their own: `1 8`, `batch=1,tokens=128 batch=2,tokens=128`."""
-    found = sizes(manifest)
     return " ".join(
         str(size) if isinstance(size, int) else ",".join(f"{name}={value}" for name, value in size.items())
-        for size in found
+        for size in manifest.sizes
     )

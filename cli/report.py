@@ -10,10 +10,10 @@ from fxc.cache import Artifact
 from fxc.cache.store import Summary
 from fxc.cli import render
 from fxc.manifest import Manifest, Tensor
-from fxc.warm import WarmResult, sizes
 
 if TYPE_CHECKING:
     from fxc.pipeline import BuildResult
+    from fxc.warm import WarmResult
 
 
 def built(result: BuildResult) -> None:
@@ -38,7 +38,7 @@ def listed(entry: Summary) -> dict[str, Any]:
     return {
         "hash": entry.hash,
         "model": manifest.model if manifest else None,
-        "sizes": sizes(manifest) if manifest else None,
+        "sizes": manifest.sizes if manifest else None,
         "device": manifest.target.device if manifest else None,
         "bytes": entry.bytes,
         "created": entry.created,

@@ -193,6 +193,12 @@ class Manifest(_Record, frozen=True, kw_only=True):
     ranks: dict[str, Rank] = {}
     """By directory name, `rank_0_0`."""
 
+    @property
+    def sizes(self) -> list[int | dict[str, int]]:
+        """Sizes with a program of their own, spelled as in model.yaml: 8, or {batch: 1, tokens: 128}."""
+        points = [p.range.low() for p in self.programs if p.range.is_size and p.range.bounds]
+        return [next(iter(point.values())) if len(point) == 1 else point for point in points]
+
 
 def encode(manifest: Manifest) -> bytes:
     """The bytes of manifest.json."""

@@ -18,7 +18,7 @@ from fxc import identity, machine
 from fxc.cache import Cache
 from fxc.errors import CacheIOError, CompileError, UsageError
 from fxc.identity import Ranks
-from fxc.manifest import Manifest, PassReport
+from fxc.manifest import Manifest, PassReport, Proof
 from fxc.progress import Observer
 from fxc.spec import Spec, load_spec
 from fxc.target import Target
@@ -119,7 +119,8 @@ def _miss(
     target = machine.probe(spec.device)
     if spec.compile.level:
         _require_tools(target)
-    with Pool(jobs, directory) as pool:  # imports the compiler while this process traces
+    workers = Pool(jobs, directory) if spec.compile.level else contextlib.nullcontext()  # level 0 compiles nothing
+    with workers as pool:  # imports the compiler while this process traces
         observer.phase("trace")
         from fxc.plan import make_plan
 
@@ -133,10 +134,11 @@ def _miss(
             with contextlib.suppress(CacheIOError):  # a read-only cache
                 identity.remember(cache, direct, manifest)
             return _hit(cache, manifest.hash, plan.seconds, start)
+        rehearsal = _rehearse(plan, spec.device) if prove else []
         lowered = _lower(plan, cache, pool, prove, force, observer)
     observer.phase("publish")
     at = time.perf_counter()
-    proof = [line for name in sorted(lowered.binaries) for line in lowered.binaries[name].proof]
+    proof = [*rehearsal, *(line for name in sorted(lowered.binaries) for line in lowered.binaries[name].proof)]
     manifest = msgspec.structs.replace(
         manifest, binaries=lowered.binaries, proof=tuple(proof), proved=prove,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -162,12 +164,24 @@ def _require_tools(target: Target) -> None:
         raise CompileError("there is no `strip` on PATH, which binaries are made small with", "apt install binutils")
 
 
+def _rehearse(plan: Plan, device: str) -> list[Proof]:
+    from fxc.rehearse import rehearse
+
+    at = time.perf_counter()
+    manifest = plan.manifest
+    weights = [entry.name for entry in (*manifest.weights, *manifest.constants)]
+    lines = rehearse(plan.parts, [entry.name for entry in manifest.inputs], weights, device)
+    plan.seconds["prove"] = time.perf_counter() - at
+    return lines
+
+
 def _lower(plan: Plan, cache: Cache, pool: Any, prove: bool, force: bool, observer: Observer) -> Lowered:
     from fxc.lower import Lowering
 
     observer.phase("compile")
     lowered = Lowering(cache, pool, observer, imports=plan.imports, prove=prove, force=force).run(plan.units)
-    plan.seconds |= {"compile": lowered.compile_seconds, "prove": lowered.prove_seconds}
+    plan.seconds["compile"] = lowered.compile_seconds
+    plan.seconds["prove"] = plan.seconds.get("prove", 0.0) + lowered.prove_seconds
     observer.phase_done("compile", plan.seconds["compile"])
     observer.phase_done("prove", plan.seconds["prove"])
     return lowered
@@ -182,8 +196,6 @@ def _hit(cache: Cache, hash: str, seconds: dict[str, float], start: float) -> Bu
 def _result(
     cache: Cache, manifest: Manifest, hit: bool, binaries: dict[str, int], seconds: dict[str, float], start: float
 ) -> BuildResult:
-    from fxc.warm import sizes
-
     phases = dict.fromkeys(("trace", "partition", "compile", "prove", "publish"), 0.0) | seconds
     pieces = [piece for step in manifest.pieces.values() for piece in step]
     return BuildResult(
@@ -193,7 +205,7 @@ def _result(
         pieces=len(pieces),
         unique_pieces=len({piece.unique for piece in pieces if piece.kind == "compiled"}),
         binaries=binaries,
-        sizes=sizes(manifest),
+        sizes=manifest.sizes,
         seconds={**phases, "total": time.perf_counter() - start},
         proof=[ProofLine(line.piece, line.shape, line.max_rel_err) for line in manifest.proof],
         passes=list(manifest.passes),

@@ -83,15 +83,9 @@ def warm(
             _run_all(program, artifact.manifest)
     Cache.open(cache_dir).touch(artifact.manifest.hash)
     return WarmResult(
-        hash=artifact.manifest.hash, hit=not built, built=built, ready=True, sizes=sizes(artifact.manifest),
+        hash=artifact.manifest.hash, hit=not built, built=built, ready=True, sizes=artifact.manifest.sizes,
         seconds=clock.seconds(), compilations=0,
     )  # fmt: skip
-
-
-def sizes(manifest: Manifest) -> list[int | dict[str, int]]:
-    """The values that have a program of their own, as model.yaml writes them."""
-    boxes = [program.range for program in manifest.programs if program.range.is_size and program.range.bounds]
-    return [box.bounds[0][1] if len(box.bounds) == 1 else box.low() for box in boxes]
 
 
 def point_for(box: Range, taken: Sequence[Range]) -> dict[str, int] | None:

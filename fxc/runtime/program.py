@@ -54,8 +54,7 @@ class Program:
     @property
     def sizes(self) -> tuple[int | dict[str, int], ...]:
         """Sizes with a program of their own, spelled as in model.yaml: 8, or {batch: 1, tokens: 128}."""
-        points = [box.low() for box in self.ranges if box.is_size and box.bounds]
-        return tuple(next(iter(point.values())) if len(point) == 1 else point for point in points)
+        return tuple(self.manifest.sizes)
 
     def bind(self, source: weights.Source, *, strict: bool | None = None) -> Program:
         """Give the program its weights, by name; returns the program. May be called again with others.

@@ -176,6 +176,18 @@ def test_a_call_before_bind(artifact: Make) -> None:
     assert info.value.hint == "call program.bind(...) before the first call"
 
 
+def test_sizes_of_two_dimensions(artifact: Make) -> None:
+    boxes = Range((("n", 2, 2), ("m", 4, 4))), Range((("n", 1, 8), ("m", 4, 4)))
+    program = load(
+        artifact(
+            inputs=(Input(name="x", shape=("n", "m"), dtype="float32"), Input(name="scale", shape=(), dtype="float32")),
+            programs=tuple(Program(range=box, step="step_0", binaries=()) for box in boxes),
+        )
+    )
+    assert program.sizes == ({"n": 2, "m": 4},)
+    assert program.manifest.sizes == [{"n": 2, "m": 4}]
+
+
 def test_explain_and_sizes(program: Any) -> None:
     assert program.sizes == (8,)
     size, low, high = (program.explain(n=n) for n in (8, 7, 40))
