@@ -13,7 +13,7 @@ from fxc.manifest import Manifest, Tensor
 
 if TYPE_CHECKING:
     from fxc.pipeline import BuildResult
-    from fxc.warm import WarmResult
+    from fxc.ready import WarmResult
 
 
 def built(result: BuildResult) -> None:

@@ -39,7 +39,7 @@ def run(
 ) -> None:
     """Look up (or build), check, load and run one step per size; prints the hash."""
     check_rank(rank, world_size)
-    from fxc.warm import warm
+    from fxc.ready import warm
 
     with streams.result_only(), progress.observer(quiet=quiet, verbose=verbose) as observer:
         result = warm(

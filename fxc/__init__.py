@@ -33,8 +33,8 @@ from fxc.errors import (
 if TYPE_CHECKING:
     from fxc.pipeline import BuildResult, build
     from fxc.progress import Observer
+    from fxc.ready import WarmResult, warm
     from fxc.runtime import Program, load
-    from fxc.warm import WarmResult, warm
 
 __all__ = [
     "BuildError",
@@ -66,8 +66,8 @@ _LAZY = {
     "Observer": "fxc.progress",
     "Program": "fxc.runtime",
     "load": "fxc.runtime",
-    "WarmResult": "fxc.warm",
-    "warm": "fxc.warm",
+    "WarmResult": "fxc.ready",
+    "warm": "fxc.ready",
 }
 
 

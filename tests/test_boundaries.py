@@ -25,7 +25,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "cache",
         "_torch_run machine identity ops runtime",
         "host_compiler random_inputs scalars graph_text traced region partition stitch _torch_build passes",
-        "models trace cases _worker pool prove piece_jobs lower plan pipeline warm",
+        "models trace cases _worker pool prove piece_jobs lower plan pipeline ready",
         "cli",
         "__init__ __main__",
     )
@@ -176,6 +176,7 @@ def test_all_is_what_is_exported() -> None:
     assert {name for name in own if not name.startswith("_")} <= set(fxc.__all__)
     assert len(set(fxc.__all__)) == len(fxc.__all__)
     assert set(fxc.__all__) <= set(dir(fxc))
+    assert not {f"fxc.{name}" for name in fxc.__all__} & MODULES.keys(), "a module would take the name's place"
 
 
 def test_every_error_is_exported_with_exit_code_and_hint() -> None:

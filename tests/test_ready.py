@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fxc.manifest import Input, Weight
+from fxc.ready import make_input, make_weight, point_for
 from fxc.shapes import Range, size_range
-from fxc.warm import make_input, make_weight, point_for
 
 
 def box(low: int, high: int) -> Range:
