@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from fxc.cache import Artifact, Cache
+from fxc import refs
+from fxc.cache import Artifact
 from fxc.cli import render, report, streams
-from fxc.cli.options import CacheDir, Json, Quiet, Verbose
-from fxc.cli.refs import open_artifact
+from fxc.cli.options import CacheDir, Json, Quiet, Ref, Verbose
 from fxc.errors import UsageError
 from fxc.manifest import to_data
 
 
 def run(
-    ref: Annotated[str, typer.Argument(metavar="HASH", help="A hash or an artifact's path.")],
+    ref: Ref,
     code: Annotated[bool, typer.Option("--code", help="Print transformed_code.py instead.")] = False,
     graph: Annotated[bool, typer.Option("--graph", help="Print computation_graph.py instead.")] = False,
     cache_dir: CacheDir = None,
@@ -26,7 +26,7 @@ def run(
     """Show what an artifact holds: model, sizes, pieces, passes, binaries, machine, timings, key, proof."""
     if code + graph + json > 1:
         raise UsageError("--code, --graph and --json print different things to stdout", "give one of them")
-    artifact = open_artifact(Cache.open(cache_dir), ref)
+    artifact = refs.find(ref, cache_dir)
     if code or graph:
         streams.write(_source(artifact, "transformed_code.py" if code else "computation_graph.py"))
     elif json:

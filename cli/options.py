@@ -9,6 +9,9 @@ import typer
 
 from fxc.errors import UsageError
 
+Ref = Annotated[
+    str, typer.Argument(metavar="MODEL.YAML|HASH", help="A hash, an artifact's path, or a model.yaml as it was built.")
+]
 CacheDir = Annotated[
     Path | None,
     typer.Option("--cache-dir", metavar="DIR", help="Cache, over FXC_CACHE_DIR and the user's cache folder."),

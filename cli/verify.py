@@ -6,16 +6,17 @@ from typing import Annotated
 
 import typer
 
+from fxc import refs
 from fxc.cache import Cache
 from fxc.cli import render
 from fxc.cli.options import CacheDir, Json, Quiet, Verbose
-from fxc.cli.refs import open_artifact
 from fxc.errors import DamagedError
 
 
 def run(
     ref: Annotated[
-        str | None, typer.Argument(metavar="[HASH]", help="A hash or an artifact's path; default: all.")
+        str | None,
+        typer.Argument(metavar="[MODEL.YAML|HASH]", help="As for inspect; default: every artifact in the cache."),
     ] = None,
     cache_dir: CacheDir = None,
     json: Json = False,
@@ -28,7 +29,7 @@ def run(
     damaged: list[DamagedError] = []
     for name in [ref] if ref else [entry.hash for entry in cache.list()]:
         try:
-            artifact = open_artifact(cache, name)
+            artifact = refs.find(name, cache_dir)
             files = artifact.verify()
         except DamagedError as error:
             damaged.append(error)

@@ -16,6 +16,7 @@ from fxc.cli.options import (
     Overrides,
     Quiet,
     RankOption,
+    Ref,
     Verbose,
     WorldSize,
     check_rank,
@@ -23,7 +24,7 @@ from fxc.cli.options import (
 
 
 def run(
-    ref: Annotated[str, typer.Argument(metavar="MODEL.YAML|HASH", help="A model.yaml, a hash, or an artifact's path.")],
+    ref: Ref,
     overrides: Overrides = None,
     level: Level = None,
     jobs: Jobs = None,

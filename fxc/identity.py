@@ -18,46 +18,15 @@ import msgspec
 
 from fxc import machine
 from fxc.cache import Cache, key
-from fxc.errors import FxcError, UsageError
+from fxc.errors import FxcError
 from fxc.manifest import Factor, Manifest, Source
+from fxc.ranks import Ranks
 from fxc.spec import Spec
 from fxc.target import Target
 
 MODULE = "module:"
 VARIABLE = "env:"
 COMPILER = "compiler:"
-
-
-class Ranks(msgspec.Struct, frozen=True):
-    """Position of this process in a distributed job."""
-
-    rank: int = 0
-    world_size: int = 1
-    data_parallel_rank: int = 0
-
-    @property
-    def directory(self) -> str:
-        return f"rank_{self.rank}_{self.data_parallel_rank}"
-
-
-def ranks(rank: int | None, world_size: int | None, dp_rank: int | None) -> Ranks:
-    """From arguments, else from RANK and WORLD_SIZE in the environment, else one process.
-
-    Raises:
-        UsageError: no numbers, or a rank outside its world.
-    """
-    found = rank if rank is not None else _number("RANK", 0)
-    size = world_size if world_size is not None else _number("WORLD_SIZE", found + 1)
-    if not 0 <= found < size:
-        raise UsageError(f"rank {found} is outside a world of {size}", f"ranks are 0 to {size - 1}")
-    return Ranks(found, size, dp_rank or 0)
-
-
-def _number(name: str, default: int) -> int:
-    text = os.environ.get(name, "")
-    if text and not text.isdecimal():
-        raise UsageError(f"the environment variable {name} is {text!r}, expected a number", f"unset {name}")
-    return int(text) if text else default
 
 
 def direct_key(spec: Spec, target: Target, place: Ranks) -> str:

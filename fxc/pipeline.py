@@ -17,9 +17,9 @@ import msgspec
 from fxc import identity, machine
 from fxc.cache import Cache
 from fxc.errors import CacheIOError, CompileError, UsageError
-from fxc.identity import Ranks
 from fxc.manifest import Manifest, PassReport, Proof
 from fxc.progress import Observer
+from fxc.ranks import Ranks, ranks
 from fxc.spec import Spec, load_spec
 from fxc.target import Target
 
@@ -82,8 +82,8 @@ def build(
     """
     start = time.perf_counter()
     observer = observer or Observer()
-    spec, directory = _read(path, overrides, level)
-    place = identity.ranks(rank, world_size, dp_rank)
+    spec, directory = load_spec(Path(path), overrides, level), Path(path).resolve().parent
+    place = ranks(rank, world_size, dp_rank)
     cache = Cache.open(None if cache_dir is None else Path(cache_dir))
     count = jobs if jobs is not None else len(os.sched_getaffinity(0))
     if count < 1:
@@ -92,21 +92,6 @@ def build(
     if found is not None and identity.intact(cache, found, place, prove):
         return _hit(cache, found, {}, start)
     return _miss(spec, directory, place, cache, count, force, prove, observer, start)
-
-
-def find(
-    path: str | Path, *, overrides: Iterable[str] = (), level: int | None = None, rank: int | None = None,
-    world_size: int | None = None, dp_rank: int | None = None, cache_dir: str | Path | None = None,
-) -> str | None:  # fmt: skip
-    """Hash of the artifact for a model.yaml whose sources are unchanged since it was traced; None otherwise."""
-    spec, directory = _read(path, overrides, level)
-    cache = Cache.open(None if cache_dir is None else Path(cache_dir))
-    return identity.find(spec, directory, identity.ranks(rank, world_size, dp_rank), cache)
-
-
-def _read(path: str | Path, overrides: Iterable[str], level: int | None) -> tuple[Spec, Path]:
-    more = [] if level is None else [f"compile.level={level}"]
-    return load_spec(Path(path), [*overrides, *more]), Path(path).resolve().parent
 
 
 def _miss(

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fxc import refs
 from fxc.cache import Artifact, Cache
-from fxc.errors import CacheMissError, UsageError
+from fxc.errors import CacheMissError
 from fxc.manifest import Input, Manifest, Weight
 from fxc.progress import Observer
 from fxc.shapes import Range
@@ -61,27 +62,22 @@ def warm(
     options: dict[str, Any] = {"overrides": tuple(overrides), "level": level}
     options |= {"rank": rank, "world_size": world_size, "dp_rank": dp_rank}
     with clock.phase("lookup"):
-        artifact = _look_up(ref, cache_dir, **options)
+        artifact = _look_up(ref, cache_dir, require_hit, **options)
     built = artifact is None
     if artifact is None:
-        if require_hit:
-            raise CacheMissError(f"{ref} is not in the cache as it stands", "run `fxc build` with the same arguments")
         artifact = _build(ref, cache_dir, clock.observer, jobs=jobs, **options)
     with clock.phase("verify"):
         artifact.verify()
-    from fxc.runtime import (
-        custom_ops,
-        loader,
-    )  # imports torch, as a server has long done: seconds that count to the total only
+    # Imports torch, as a server has long done: seconds that count to the total only.
+    from fxc.runtime import custom_ops, loader
 
     with clock.phase("load"):
-        if _is_spec(ref):  # a FILE.py that registers ops is named relative to model.yaml
+        if refs.is_spec(ref):  # a FILE.py that registers ops is named relative to model.yaml
             custom_ops.prepare(artifact.manifest.custom_ops, Path(ref).resolve().parent)
         program = loader.load(artifact.path, rank=rank, world_size=world_size, dp_rank=dp_rank)
     if run:
         with clock.phase("first_step"):
             _run_all(program, artifact.manifest)
-    Cache.open(cache_dir).touch(artifact.manifest.hash)
     return WarmResult(
         hash=artifact.manifest.hash, hit=not built, built=built, ready=True, sizes=artifact.manifest.sizes,
         seconds=clock.seconds(), compilations=0,
@@ -123,24 +119,14 @@ def make_weight(weight: Weight, generator: torch.Generator) -> torch.Tensor:
     return made.to(dtype)
 
 
-def _is_spec(ref: str | Path) -> bool:
-    return Path(ref).suffix in (".yaml", ".yml") or Path(ref).is_file()
-
-
-def _look_up(
-    ref: str | Path, cache_dir: Path | None, *, overrides: tuple[str, ...], level: int | None, **ranks: int | None
-) -> Artifact | None:
-    cache = Cache.open(cache_dir)
-    if _is_spec(ref):
-        from fxc import pipeline
-
-        found = pipeline.find(Path(ref), overrides=overrides, level=level, cache_dir=cache_dir, **ranks)
-        return cache.artifact(found) if found else None
-    if overrides or level is not None:
-        raise UsageError(f"{ref} is built already: --set and -O cannot change it", "name a model.yaml instead")
-    if Path(ref).is_dir() or "/" in str(ref):
-        return Artifact.open(Path(ref))
-    return cache.artifact(cache.resolve(str(ref)))
+def _look_up(ref: str | Path, cache_dir: Path | None, require_hit: bool, **options: Any) -> Artifact | None:
+    """None where it has to be built."""
+    try:
+        return refs.find(ref, cache_dir, use=True, **options)
+    except CacheMissError:
+        if require_hit or not refs.is_spec(ref):
+            raise
+        return None
 
 
 def _build(ref: str | Path, cache_dir: Path | None, observer: Observer, **options: Any) -> Artifact:

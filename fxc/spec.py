@@ -122,8 +122,8 @@ def named_values(spec: Spec, values: Iterable[int | Mapping[str, int]], key: str
     return named
 
 
-def load_spec(path: Path, overrides: Iterable[str] = ()) -> Spec:
-    """Read model.yaml, apply `--set KEY=VALUE` overrides, check everything that needs no model.
+def load_spec(path: Path, overrides: Iterable[str] = (), level: int | None = None) -> Spec:
+    """Read model.yaml, apply `--set KEY=VALUE` overrides and the level, check everything that needs no model.
 
     Raises:
         SpecError: one line that names file, key and value.
@@ -143,7 +143,7 @@ def load_spec(path: Path, overrides: Iterable[str] = ()) -> Spec:
         raise SpecError(f"{path} is empty, expected a mapping with the keys model and device")
     if not isinstance(data, dict):
         raise SpecError(f"{path}: {shown(data)} is not a mapping; expected one with the keys model and device")
-    for override in overrides:
+    for override in (*overrides, *([] if level is None else [f"compile.level={level}"])):
         _override(data, override)
     return parse_spec(data, str(path))
 

@@ -1,4 +1,4 @@
-"""Ranks, and the digests that the direct lookup compares."""
+"""The digests that the direct lookup compares."""
 
 from __future__ import annotations
 
@@ -8,36 +8,7 @@ import pytest
 
 from fxc import identity, machine
 from fxc.cache import key
-from fxc.errors import UsageError
-from fxc.identity import Ranks
 from fxc.manifest import Source
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environ", "expected"),
-    [
-        ((None, None, None), {}, Ranks(0, 1, 0)),
-        ((3, None, 1), {}, Ranks(3, 4, 1)),
-        ((None, None, None), {"RANK": "1", "WORLD_SIZE": "2"}, Ranks(1, 2, 0)),
-        ((0, 8, None), {"RANK": "1", "WORLD_SIZE": "2"}, Ranks(0, 8, 0)),
-    ],
-)
-def test_ranks(
-    arguments: tuple[int | None, ...], environ: dict[str, str], expected: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    assert identity.ranks(*arguments) == expected
-
-
-@pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("one", "2"), ("0", "two"), ("-1", "2")])
-def test_ranks_that_make_no_sense(rank: str, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("WORLD_SIZE", size)
-    with pytest.raises(UsageError):
-        identity.ranks(None, None, None)
 
 
 def test_sources_that_are_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,11 +9,12 @@ from typing import Any
 
 import torch
 
-from fxc import _torch_run, machine
-from fxc.cache import Artifact, Cache
+from fxc import _torch_run, machine, refs
+from fxc.cache import Artifact
 from fxc.errors import CacheMissError, DamagedError, UsageError
 from fxc.manifest import Manifest
 from fxc.manifest import Program as ProgramRecord
+from fxc.ranks import number
 from fxc.runtime import custom_ops
 from fxc.runtime.program import Factory, Program
 
@@ -49,59 +49,19 @@ def load(
         DamagedError: a file is missing or altered.
         RunError: an op that it calls is not registered.
     """
-    rank = _number(rank, "RANK")
-    world_size = _number(world_size, "WORLD_SIZE")
-    artifact, directory = _find(ref, cache_dir, rank, world_size, dp_rank)
+    rank = number(rank, "RANK")
+    world_size = number(world_size, "WORLD_SIZE")
+    artifact = refs.find(ref, cache_dir, rank=rank, world_size=world_size, dp_rank=dp_rank, use=True)
     manifest = artifact.manifest
     folder = _rank_folder(artifact, rank or 0, world_size, dp_rank or 0)
     place = _device(device, manifest.target.device)
     machine.require_fit(manifest.target, machine.probe(str(place), compiler=False))
     place = _with_index(place)
-    custom_ops.prepare(manifest.custom_ops, directory)
+    custom_ops.prepare(manifest.custom_ops, Path(ref).resolve().parent if refs.is_spec(ref) else None)
     namespace = _execute(artifact, f"{folder}/{CODE}")
     runners = _runners(artifact, folder, place)
     factories = _factories(manifest, namespace, runners)
     return Program(manifest, place, factories, _constants(artifact, f"{folder}/{CONSTANTS}", place))
-
-
-def _find(
-    ref: str | Path, cache_dir: Path | None, rank: int | None, world_size: int | None, dp_rank: int | None
-) -> tuple[Artifact, Path | None]:
-    """The artifact, and the directory of model.yaml where it was asked for by that."""
-    path = Path(ref)
-    if path.suffix in (".yaml", ".yml"):
-        from fxc import identity  # imports take longer than loading: only where they are needed
-        from fxc.spec import load_spec
-
-        cache = Cache.open(cache_dir)
-        place = identity.ranks(rank, world_size, dp_rank)
-        found = identity.find(load_spec(path), path.resolve().parent, place, cache)
-        if found is None:
-            raise CacheMissError(f"{path} is not built, or was changed since", f"run `fxc build {path}`")
-        return _cached(cache, found), path.resolve().parent
-    if path.is_dir():
-        return Artifact.open(path), None
-    if isinstance(ref, Path) or len(path.parts) > 1:
-        raise CacheMissError(f"{path} does not exist", "give the hash, the artifact's directory, or model.yaml")
-    cache = Cache.open(cache_dir)
-    return _cached(cache, cache.resolve(ref)), None
-
-
-def _cached(cache: Cache, name: str) -> Artifact:
-    artifact = cache.artifact(name)
-    cache.touch(name)
-    return artifact
-
-
-def _number(given: int | None, variable: str) -> int | None:
-    if given is not None:
-        return given
-    text = os.environ.get(variable)
-    if not text:
-        return None
-    if not text.isdecimal():
-        raise UsageError(f"the environment variable {variable} is {text!r}, expected a number", f"unset {variable}")
-    return int(text)
 
 
 def _rank_folder(artifact: Artifact, rank: int, world_size: int | None, dp_rank: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fxc import machine
+from fxc import identity, machine
 from fxc.cache import Artifact, Cache
 from fxc.cli.main import run
 from fxc.manifest import Factor, Input, Manifest, PassReport, Piece, Program, Proof, Weight
@@ -108,3 +108,12 @@ def fxc(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.M
         return Result(code, *capfd.readouterr())
 
     return call
+
+
+@pytest.fixture
+def found(fxc: Fxc, artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Which artifact model.yaml stands for, under "hash"; none at first."""
+    found: dict[str, str] = {}
+    monkeypatch.setattr(identity, "find", lambda *_: found.get("hash"))
+    Path("model.yaml").write_text(json.dumps(SPEC))
+    return found

@@ -33,7 +33,7 @@ class Built(msgspec.Struct):
 
 
 @pytest.fixture
-def pipeline(monkeypatch: pytest.MonkeyPatch, artifact: Artifact) -> dict[str, Any]:
+def pipeline(monkeypatch: pytest.MonkeyPatch, artifact: Artifact, found: dict[str, str]) -> dict[str, Any]:
     """Stands in for the compiler; the arguments of the last build."""
     seen: dict[str, Any] = {}
 
@@ -49,11 +49,8 @@ def pipeline(monkeypatch: pytest.MonkeyPatch, artifact: Artifact) -> dict[str, A
         seconds = {"compile": 3.14, "total": 4.0}
         return Built(artifact.manifest.hash, str(artifact.path), False, 9, 3, counts, [8], seconds, [], [])
 
-    def find(path: Path, **options: Any) -> str | None:
-        return seen.get("found")
-
     module = ModuleType("fxc.pipeline")
-    vars(module).update(build=build, find=find)
+    vars(module).update(build=build)
     monkeypatch.setitem(__import__("sys").modules, "fxc.pipeline", module)
     monkeypatch.setattr(package, "pipeline", module, raising=False)
     return seen
@@ -243,8 +240,8 @@ def test_warm_builds_on_a_miss(fxc: Any, pipeline: dict[str, Any], artifact: Art
     assert (pipeline["level"], pipeline["overrides"], pipeline["jobs"]) == (0, ("device=cpu",), 3)
 
 
-def test_warm_finds(fxc: Any, pipeline: dict[str, Any], artifact: Artifact) -> None:
-    pipeline["found"] = artifact.manifest.hash
+def test_warm_finds(fxc: Any, pipeline: dict[str, Any], artifact: Artifact, found: dict[str, str]) -> None:
+    found["hash"] = artifact.manifest.hash
     told = fxc("warm", "model.yaml", "--require-hit", "--json")
     assert (told.json["hit"], told.json["built"]) == (True, False)
     assert "path" not in pipeline
@@ -254,7 +251,8 @@ def test_warm_requires_a_hit(fxc: Any, pipeline: dict[str, Any]) -> None:
     told = fxc("warm", "model.yaml", "--require-hit")
     assert told.code == CacheMissError.exit_code == 3
     assert told.err.splitlines()[-2:] == [
-        "fxc: error: model.yaml is not in the cache as it stands", "hint: run `fxc build` with the same arguments",
+        "fxc: error: model.yaml is not built, or was changed since",
+        "hint: run `fxc build model.yaml` with the same options",
     ]  # fmt: skip
 
 

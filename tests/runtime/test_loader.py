@@ -162,7 +162,7 @@ def test_ranks_from_arguments_and_environment(artifact: Make, monkeypatch: pytes
 
 
 def test_references_that_lead_nowhere(artifact: Make, tmp_path: Path) -> None:
-    with pytest.raises(CacheMissError, match="nowhere does not exist"):
+    with pytest.raises(CacheMissError, match=r"nowhere is not an artifact: it has no manifest\.json"):
         load(tmp_path / "nowhere")
     with pytest.raises(CacheMissError, match=r"is not an artifact: it has no manifest\.json"):
         load(tmp_path)
