@@ -23,7 +23,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "errors",
         "aside convert yaml_text shapes target ranks spec manifest progress",
         "cache",
-        "_torch_run machine identity ops runtime",
+        "_torch_run machine identity refs ops runtime",
         "host_compiler random_inputs scalars graph_text traced region partition stitch _torch_build passes",
         "models trace cases _worker pool prove piece_jobs lower plan pipeline ready",
         "cli",
