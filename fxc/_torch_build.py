@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import os
 import pkgutil
-import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from fxc.host_compiler import HostCompiler
 from fxc.machine import compiler_version
+from fxc.target import Target
 
 OpOverload = torch._ops.OpOverload
 """An op with its overload: `torch.ops.aten.add.Tensor`."""
@@ -34,6 +34,16 @@ def is_own_file(file: str) -> bool:
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _FXC = str(Path(__file__).parent) + os.sep
+
+
+def schema(op: Any) -> Any:
+    """Names, types and aliases of an op's arguments and results."""
+    return op._schema
+
+
+def overload(op: Any) -> str:
+    """`Tensor` of `aten::add.Tensor`; empty for the default one."""
+    return str(op._overloadname)
 
 
 def has_effect(op: Any) -> bool:
@@ -138,12 +148,14 @@ class Symbols:
 
 
 def compile_graph(
-    module: fx.GraphModule, inputs: tuple[torch.Tensor, ...], options: Mapping[str, Any], *, scratch: Path, fast: bool
-) -> Path:
+    module: fx.GraphModule, inputs: tuple[torch.Tensor, ...], options: Mapping[str, Any], target: Target, *,
+    scratch: Path, fast: bool,
+) -> Path:  # fmt: skip
     """Compile with AOTInductor, weights being inputs. Changes the process: for one that does nothing else.
 
     Args:
         options: Inductor's configuration.
+        target: what the binary is for.
         scratch: lasting directory for what the host compiler can share among pieces.
         fast: whether to make what is missing there.
 
@@ -157,19 +169,13 @@ def compile_graph(
     interface = Path(cpp_wrapper_cpu.__file__).parent / "aoti_runtime" / "interface.cpp"
     host = HostCompiler(
         cpp_builder.run_compile_cmd, interface.read_text() if interface.exists() else "\0", scratch, fast,
-        f"{torch.__version__} {torch.__file__} {compiler_version()}", _baseline(inputs),
+        f"{torch.__version__} {torch.__file__} {compiler_version()}", target.march,
     )  # fmt: skip
     cpp_builder.run_compile_cmd = host
     # Inductor asks whether the compiler knows an extension by loading what it makes in a new Python that imports torch:
     # seconds for each, and the CPU was asked already.
     cpu_vec_isa.VecISA.check_build = lambda self, code: host.accepts(self.build_arch_flags().split(), code)  # type: ignore[method-assign]
     return Path(str(torch._inductor.aot_compile(module, inputs, options={**options})))
-
-
-def _baseline(inputs: tuple[torch.Tensor, ...]) -> str:
-    """Around GPU kernels the host code is glue: let it run on any server of the last ten years."""
-    on_gpu = any(tensor.device.type == "cuda" for tensor in inputs)
-    return "x86-64-v3" if on_gpu and platform.machine() == "x86_64" else ""
 
 
 _PRELOADED = (

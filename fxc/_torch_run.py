@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Callable, Iterable
@@ -61,8 +62,11 @@ def runner(path: Path, device: torch.device) -> Piece:
     """
     make = require(CUDA_RUNNER if device.type == "cuda" else CPU_RUNNER)
     rest = (str(device), "", True) if device.type == "cuda" else ()
+    # Making one leaves its device the current one of the thread, which is the caller's to choose.
+    current = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
     try:
-        return cast(Piece, make(str(path), 1, *rest).run)
+        with current:
+            return cast(Piece, make(str(path), 1, *rest).run)
     except (RuntimeError, TypeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise IncompatibleError(

@@ -21,6 +21,8 @@ from typing import Any
 
 import msgspec
 
+from fxc.target import Target
+
 
 class CompileJob(msgspec.Struct, frozen=True, tag="compile"):
     """Compile a piece for a range or size."""
@@ -30,7 +32,7 @@ class CompileJob(msgspec.Struct, frozen=True, tag="compile"):
     """`Piece.text`."""
     dims: dict[str, tuple[int, int, int]]
     """Dimension -> lowest, highest, hint."""
-    device: str
+    target: Target
     options: dict[str, Any]
     """Inductor's configuration."""
     imports: tuple[str, ...]

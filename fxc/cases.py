@@ -9,7 +9,6 @@ the range is split, and each part gets the graph that is right for it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from typing import Any
@@ -17,17 +16,16 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxc import graph_run
 from fxc.errors import TraceError
-from fxc.graph_text import parse_layout, print_graph, rename
+from fxc.graph_text import print_graph, rename
 from fxc.prove import row_errors, tolerance
-from fxc.random_inputs import draw
-from fxc.scalars import compute, evaluate, is_scalar
+from fxc.scalars import evaluate, is_scalar
 from fxc.shapes import Range
 from fxc.trace import Narrowed
 from fxc.traced import Condition, Traced
 
 Capture = Callable[[Range], Traced]
-Role = tuple[str, str]
 
 MAX_CASES = 8
 """More graphs than this for one model are a sign of a size-dependent loop, not of a branch."""
@@ -185,7 +183,7 @@ def _text(traced: Traced, sizes: Mapping[str, int], point: Mapping[str, int]) ->
                 pass
         new = copy.node_copy(node, lambda n: mapping[n])  # type: ignore[arg-type,return-value]
         mapping[node] = new
-        new.meta = {"layout": str(_shape(node, point))}
+        new.meta = {"layout": str(graph_run.shape_at(node, point))}
         if node.op == "placeholder":
             new.meta["layout"] += str(node.meta["role"])
             if not node.users:
@@ -194,53 +192,14 @@ def _text(traced: Traced, sizes: Mapping[str, int], point: Mapping[str, int]) ->
     return print_graph(copy, "f")
 
 
-def _shape(node: fx.Node, point: Mapping[str, int]) -> list[int] | None:
-    """The shape that the trace gave the node, at `point`; None where it depends on data or there is none."""
-    if node.meta.get("layout") is None:
-        return None
-    try:
-        return [int(compute(size, point)) for size in parse_layout(node.meta["layout"])[1]]
-    except KeyError:
-        return None
-
-
-class _Checked(fx.Interpreter):
-    """Runs a graph and fails where a shape is not what the trace says: compiled code would rely on it."""
-
-    def __init__(self, graph: fx.Graph, shapes: Mapping[str, list[int] | None]) -> None:
-        super().__init__(fx.GraphModule({}, graph))
-        self.shapes = shapes
-
-    def run_node(self, node: fx.Node) -> Any:
-        result = super().run_node(node)
-        expected = self.shapes.get(node.name)
-        if isinstance(result, torch.Tensor) and expected is not None and list(result.shape) != expected:
-            raise ValueError(f"{node.name} has shape {list(result.shape)}, the trace says {expected}")
-        return result
-
-
 def _runs_equal(general: Traced, special: Traced, point: Mapping[str, int]) -> bool:
     """Run both graphs on the same random tensors at `point` and compare results and written inputs."""
-    tensors: dict[Role, torch.Tensor] = {}
-    generator = torch.Generator().manual_seed(0)
-    total = 0
-    for traced in (general, special):
-        for node in traced.graph.find_nodes(op="placeholder"):
-            role = node.meta["role"]
-            if role in tensors or not node.users:
-                continue
-            if role[0] == "constant":
-                tensors[role] = traced.constants[role[1]].cpu()
-                continue
-            dtype, sizes, _ = parse_layout(node.meta["layout"])
-            shape = [int(compute(size, point)) for size in sizes]
-            total += dtype.itemsize * math.prod(shape)
-            if total > COMPARE_BYTES:
-                return False
-            tensors[role] = draw(shape, dtype, node.meta["values"], generator)
+    tensors = graph_run.arguments((general, special), point, "cpu", COMPARE_BYTES)
+    if tensors is None:
+        return False
     try:
         (results, written), (other_results, other_written) = (
-            _run(traced, tensors, point) for traced in (general, special)
+            graph_run.run(traced, tensors, point, "cpu") for traced in (general, special)
         )
     except Exception:
         return False  # the general graph does not even run there, or has other shapes
@@ -255,31 +214,3 @@ def _close(a: torch.Tensor, b: torch.Tensor, limit: float) -> bool:
         return False
     errors = row_errors(a, b)
     return not errors.numel() or float(errors.max()) <= (limit if a.is_floating_point() or a.is_complex() else 0.0)
-
-
-def _run(
-    traced: Traced, tensors: Mapping[Role, torch.Tensor], point: Mapping[str, int]
-) -> tuple[list[torch.Tensor], dict[Role, torch.Tensor]]:
-    """Results, and the inputs afterwards."""
-    graph = _on_cpu(traced.graph)
-    roles = [node.meta["role"] if node.users else None for node in traced.graph.find_nodes(op="placeholder")]
-    arguments = {role: tensors[role].clone() for role in roles if role is not None}
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        run = _Checked(graph, {node.name: _shape(node, point) for node in traced.graph.nodes}).run
-        outputs = run(*(role and arguments[role] for role in roles), enable_io_processing=False)
-    return [value for value in outputs if isinstance(value, torch.Tensor)], arguments
-
-
-def _on_cpu(graph: fx.Graph) -> fx.Graph:
-    """A copy that makes its tensors on the CPU, whatever the model is built for."""
-    copy = fx.Graph()
-    copy.output(copy.graph_copy(graph, {}))
-
-    def moved(value: object) -> object:
-        return torch.device("cpu") if isinstance(value, torch.device) else value
-
-    for node in copy.nodes:
-        node.args = fx.node.map_aggregate(node.args, moved)  # type: ignore[arg-type]
-        node.kwargs = fx.node.map_aggregate(node.kwargs, moved)  # type: ignore[arg-type]
-    return copy

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxc._torch_build import OpOverload, is_own_file
+from fxc._torch_build import OpOverload, is_own_file, schema
 from fxc.errors import TraceError
 
 ABBREVIATIONS: dict[torch.dtype, str] = {
@@ -175,7 +175,7 @@ def rename(graph: fx.Graph, prefix: str = "in") -> None:
             placeholders += 1
         elif node.op == "call_function":
             target = node.target
-            base = target._schema.name.split("::")[-1] if isinstance(target, OpOverload) else target.__name__
+            base = schema(target).name.split("::")[-1] if isinstance(target, OpOverload) else target.__name__
             base = base.strip("_") or "op"
             count = counts.get(base, 0)
             counts[base] = count + 1

@@ -217,7 +217,7 @@ class Lowering:
             self._check(number, entry)
             return
         job = CompileJob(
-            id=number, text=unit.piece.text, dims=unit.dims(), device=unit.target.device, options=dict(unit.options),
+            id=number, text=unit.piece.text, dims=unit.dims(), target=unit.target, options=dict(unit.options),
             imports=self.imports, directory=str(entry.directory), scratch=str(self.cache.scratch("compiler")),
             fast=fast,
         )  # fmt: skip

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from fxc.errors import IncompatibleError
-from fxc.target import Target
+from fxc.target import X86_64_V3, Target
 
 _ARCHS = {"amd64": "x86_64", "arm64": "aarch64"}
 _X86 = re.compile(r"ssse3|sse4_[12]|avx\w*|fma|f16c|bmi[12]|abm|popcnt|movbe|adx|gfni|amx_\w+")
@@ -70,7 +70,7 @@ def probe(device: str, *, compiler: bool = True) -> Target:
     return Target(
         device=kind,
         arch=_arch(),
-        cpu_features=(),
+        cpu_features=X86_64_V3 if _arch() == "x86_64" else (),
         torch=version,
         triton=_version("triton"),
         cuda=cuda,
@@ -80,16 +80,22 @@ def probe(device: str, *, compiler: bool = True) -> Target:
     )
 
 
+def here(device: str) -> Target:
+    """Facts of this machine to hold a target against: unlike in `probe`, all that its CPU can do."""
+    return msgspec.structs.replace(probe(device, compiler=False), cpu_features=_features())
+
+
 def fits(target: Target, here: Target) -> list[Verdict]:
-    """Whether a binary for `target` runs on the machine `here`, fact by fact."""
+    """Whether a binary for `target` runs on the machine with the facts `here`, one by one."""
     verdicts = [
         _equal("device", target.device, here.device),
         _equal("arch", target.arch, here.arch),
         _torch(target.torch, here.torch),
     ]
-    if target.device == here.device == "cpu":
-        verdicts.append(_cpu(target.cpu_features, here.cpu_features))
-    elif target.device == here.device:
+    if target.device != here.device:
+        return verdicts
+    verdicts.append(_cpu(target.cpu_features, here.cpu_features))
+    if target.device == "cuda":
         built, found = _dotted(target.compute_capability), _dotted(here.compute_capability)
         verdicts.append(_equal("compute_capability", built, found))
         same = target.cuda.split(".")[0] == here.cuda.split(".")[0]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from fxc._torch_build import OpOverload, has_effect
+from fxc._torch_build import OpOverload, has_effect, overload, schema
 from fxc.errors import SpecError
 from fxc.region import OWN_NAMESPACES, Call, Region, is_shared_view, needed_views, reads_data
 from fxc.scalars import is_scalar
@@ -71,8 +71,8 @@ def is_splitting(node: fx.Node, names: Sequence[str]) -> bool:
     target = node.target
     if not isinstance(target, OpOverload):
         return False
-    name = target._schema.name
-    if name in names or f"{name}.{target._overloadname}" in names:
+    name = schema(target).name
+    if name in names or f"{name}.{overload(target)}" in names:
         return True
     if name in _COPIES and _protects(node):
         return True
@@ -131,7 +131,7 @@ def _mark_custom_writes(nodes: Iterable[fx.Node]) -> None:
         target = node.target
         if not isinstance(target, OpOverload) or target.namespace in OWN_NAMESPACES:
             continue
-        for position, argument in enumerate(target._schema.arguments):
+        for position, argument in enumerate(schema(target).arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
                 for tensor in value if isinstance(value, (list, tuple)) else [value]:

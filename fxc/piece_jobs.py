@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from torch import fx
 
 from fxc import _torch_build, _torch_run
 from fxc._worker import CheckJob, CompileJob
+from fxc.graph_run import copied, drawn
 from fxc.graph_text import parse_graph, parse_layout
 from fxc.prove import affordable, compare
-from fxc.random_inputs import draw
 from fxc.scalars import compute
 
 
@@ -40,9 +39,9 @@ def compile_piece(job: CompileJob) -> dict[str, Any]:
     import_ops(job.imports)
     graph, layouts = parse_graph(job.text)
     symbols = _torch_build.Symbols(job.dims)
-    inputs = tuple(_fake(symbols, text, job.device) for text in layouts)
+    inputs = tuple(_fake(symbols, text, job.target.device) for text in layouts)
     library = _torch_build.compile_graph(
-        fx.GraphModule({}, graph), inputs, job.options, scratch=Path(job.scratch), fast=job.fast
+        fx.GraphModule({}, graph), inputs, job.options, job.target, scratch=Path(job.scratch), fast=job.fast
     )
     done = subprocess.run(["strip", "--strip-unneeded", str(library)], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -82,10 +81,10 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
             continue
         label = ",".join(f"{name}={value}" for name, value in point.items()) or "static"
         inputs = [
-            _draw(layout, point, values, job.device, seed)
+            drawn(layout, point, values, job.device, seed)
             for seed, (layout, values) in enumerate(zip(layouts, job.values, strict=True))
         ]
-        copies = [_copy(tensor, job.device) for tensor in inputs]
+        copies = [copied(tensor) for tensor in inputs]
         with torch.no_grad():
             results = eager(*copies)
             found = run([*inputs])
@@ -98,36 +97,3 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
 def _is_random(node: fx.Node) -> bool:
     tags = getattr(node.target, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags
-
-
-def _draw(
-    layout: str, point: Mapping[str, int], values: tuple[float, float] | None, device: str, seed: int
-) -> torch.Tensor:
-    """A random tensor of this layout; matrices scaled so that products stay near 1."""
-    dtype, sizes, strides = parse_layout(layout)
-    shape = [int(compute(size, point)) for size in sizes]
-    stride = None if strides is None else [int(compute(step, point)) for step in strides]
-    extent = shape if stride is None else [_extent(shape, stride)]
-    tensor = draw(extent, dtype, values, torch.Generator().manual_seed(seed))
-    if stride is not None:
-        tensor = tensor.as_strided(shape, stride)
-    static = all(size.isdigit() for size in sizes)
-    if static and dtype.is_floating_point and tensor.ndim >= 2 and values is None:
-        memory = _memory(tensor)
-        memory.copy_(memory.float() * shape[-1] ** -0.5)
-    return _copy(tensor, device)
-
-
-def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """How many elements of memory lie between the first and the last, both included."""
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if all(shape) else 0
-
-
-def _memory(tensor: torch.Tensor) -> torch.Tensor:
-    """All that a tensor lies on, as one row: elements that several places show (stride 0) once."""
-    return tensor.as_strided([_extent(tensor.shape, tensor.stride())], [1])
-
-
-def _copy(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """A copy with the same strides; places that share memory still do."""
-    return _memory(tensor).to(device, copy=True).as_strided(tensor.shape, tensor.stride())

@@ -153,9 +153,7 @@ def _rehearse(plan: Plan, device: str) -> list[Proof]:
     from fxc.rehearse import rehearse
 
     at = time.perf_counter()
-    manifest = plan.manifest
-    weights = [entry.name for entry in (*manifest.weights, *manifest.constants)]
-    lines = rehearse(plan.parts, [entry.name for entry in manifest.inputs], weights, device)
+    lines = rehearse(plan.parts, plan.inputs, plan.weights, device)
     plan.seconds["prove"] = time.perf_counter() - at
     return lines
 

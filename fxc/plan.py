@@ -14,7 +14,7 @@ from safetensors.torch import save as save_tensors
 
 import fxc.ops  # noqa: F401  registers fxc::attention
 from fxc import identity, lower, prove, stitch, trace
-from fxc._torch_build import OpOverload
+from fxc._torch_build import OpOverload, schema
 from fxc.aside import kept_aside
 from fxc.cache import key
 from fxc.cases import cover
@@ -31,7 +31,7 @@ from fxc.target import Target
 from fxc.traced import Traced
 
 
-@dataclass
+@dataclass(frozen=True)
 class Plan:
     """Everything that a build will make, before anything is compiled or written."""
 
@@ -40,11 +40,32 @@ class Plan:
     files: dict[str, bytes]
     """By name inside the rank's directory."""
     units: list[lower.Unit]
+    parts: dict[str, Partition]
+    """By name of the step, the graph that it is stitched from."""
     imports: tuple[str, ...]
     """Absolute paths and modules that register custom ops."""
     seconds: dict[str, float]
-    pieces: int
-    unique: int
+    """trace, partition."""
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the program's arguments."""
+        return [entry.name for entry in self.manifest.inputs]
+
+    @property
+    def weights(self) -> list[str]:
+        """Names of weights and constants, in the order in which a step takes them."""
+        return [entry.name for entry in (*self.manifest.weights, *self.manifest.constants)]
+
+    @property
+    def pieces(self) -> int:
+        """Pieces between cuts and splitting ops, over all graphs."""
+        return sum(len(part.statements) for part in self.parts.values())
+
+    @property
+    def unique(self) -> int:
+        """Different compiled ones among them."""
+        return len(stitch.unique_pieces(self.parts.values()))
 
 
 def make_plan(spec: Spec, directory: Path, target: Target) -> Plan:
@@ -63,23 +84,23 @@ def make_plan(spec: Spec, directory: Path, target: Target) -> Plan:
         spec = msgspec.structs.replace(spec, inputs=dict(source.inputs), dims=dict(source.dims))
         check_spec(spec, source.name)
         model = instantiate(source)
-        weights, unused_candidates = _weights(model)
+        weights, all_names = _weights(model)
         expected = expected_ops(model)
-        files = {*source.sources, *map(Path, trace.model_files(model))}
+        read_files = {*source.sources, *map(Path, trace.model_files(model))}
         trace.with_fake_weights(model, spec.device)
         traces = _trace(spec, model, expected)
     for traced in traces:
-        files |= set(map(Path, trace.source_files(traced.graph)))
-    files |= reads.imported(files) | read.files()
+        read_files |= set(map(Path, trace.source_files(traced.graph)))
+    read_files |= reads.imported(read_files) | read.files()
     del model
     gc.collect()
     traced_at = time.perf_counter()
     parts = {f"step_{i}": partition(traced, spec.partition.splitting_ops) for i, traced in enumerate(traces)}
-    records = identity.sources(sorted(files), read.variables, directory)
-    plan = _assemble(spec, source, target, parts, weights, unused_candidates, records)
-    plan.imports = tuple(str(directory / name) if name.endswith(".py") else name for name in source.imports)
-    plan.seconds = {"trace": traced_at - start, "partition": time.perf_counter() - traced_at}
-    return plan
+    records = identity.sources(sorted(read_files), read.variables, directory)
+    manifest, files, units = _assemble(spec, source, target, parts, weights, all_names, records)
+    imports = tuple(str(directory / name) if name.endswith(".py") else name for name in source.imports)
+    seconds = {"trace": traced_at - start, "partition": time.perf_counter() - traced_at}
+    return Plan(manifest, files, units, parts, imports, seconds)
 
 
 def _trace(spec: Spec, model: torch.nn.Module, expected: Mapping[str, int]) -> list[Traced]:
@@ -99,7 +120,7 @@ def _trace(spec: Spec, model: torch.nn.Module, expected: Mapping[str, int]) -> l
 
 
 def _qualified(node: torch.fx.Node) -> str:
-    return node.target._schema.name if isinstance(node.target, OpOverload) else ""
+    return str(schema(node.target).name) if isinstance(node.target, OpOverload) else ""
 
 
 def _weights(model: torch.nn.Module) -> tuple[dict[str, Weight], set[str]]:
@@ -121,7 +142,7 @@ def _weights(model: torch.nn.Module) -> tuple[dict[str, Weight], set[str]]:
             found[name] = Weight(
                 name=name,
                 shape=tuple(tensor.shape),
-                dtype=str(tensor.dtype).removeprefix("torch."),
+                dtype=_dtype(tensor),
                 buffer=kind == "buffer",
             )
     stored = stored_names(model)
@@ -134,30 +155,24 @@ def _weights(model: torch.nn.Module) -> tuple[dict[str, Weight], set[str]]:
 def _assemble(
     spec: Spec, source: ModelSource, target: Target, parts: Mapping[str, Partition], weights: Mapping[str, Weight],
     names: set[str], records: Sequence[Source],
-) -> Plan:  # fmt: skip
-    """Lay out programs, units, texts and the manifest."""
-    traces = {name: part.traced for name, part in parts.items()}
-    used_weights, constants = _used(traces.values(), weights)
-    data = {name: tensor for traced in traces.values() for name, tensor in traced.constants.items()}
-    data = {name: data[name].contiguous().cpu() for name in constants}
+) -> tuple[Manifest, dict[str, bytes], list[lower.Unit]]:  # fmt: skip
+    """The manifest, the files of the rank's directory, and what has to be compiled."""
+    traces = [part.traced for part in parts.values()]
+    used_weights, constants = _used(traces, weights)
     unique = stitch.unique_pieces(parts.values())
     numbers = {digest: f"piece_{index}" for index, digest in enumerate(unique)}
-    order = [weight.name for weight in used_weights] + list(constants)
+    programs, units = _programs(spec, parts, target, numbers)
     title = f"{source.name}, traced by fxc {identity.fxc_version()}."
+    order = [weight.name for weight in used_weights] + list(constants)
     functions = {digest: call.piece.text for digest, call in unique.items()} if spec.compile.level == 0 else None
     code = stitch.stitch(parts, list(spec.inputs), order, title, functions)
-    graphs = "\n\n".join(print_graph(traced.graph, name, source_lines=True) for name, traced in traces.items())
-    programs, units = _programs(spec, parts, target, numbers)
-    files = {
-        "transformed_code.py": code.encode(),
-        "computation_graph.py": _graph_file(title, graphs).encode(),
-    }
-    if data:
-        files["constants.safetensors"] = save_tensors(data)
-    mutated = set().union(*(traced.mutated for traced in traces.values()))
-    used = {weight.name for weight in used_weights} | {alias for weight in used_weights for alias in weight.aliases}
+    files = {"transformed_code.py": code.encode(), "computation_graph.py": _graph_file(title, parts).encode()}
+    if constants:
+        files["constants.safetensors"] = save_tensors(constants)
+    mutated = set().union(*(traced.mutated for traced in traces))
+    unused = sorted(names - {name for weight in used_weights for name in (weight.name, *weight.aliases)})
     custom_ops = _custom_ops(parts.values(), source.imports)
-    bound = msgspec.json.encode([used_weights, sorted(names - used), custom_ops])
+    bound = msgspec.json.encode([used_weights, unused, custom_ops])
     factors = _factors(spec, target, code, unique, programs, files.get("constants.safetensors", b""), bound)
     manifest = Manifest(
         hash=identity.content_key(factors),
@@ -171,18 +186,13 @@ def _assemble(
             Input(name=name, shape=entry.shape, dtype=entry.dtype, values=entry.values, mutated=name in mutated)
             for name, entry in spec.inputs.items()
         ),
-        outputs=stitch.output_text(next(iter(traces.values())).output),
+        outputs=stitch.output_text(traces[0].output),
         weights=tuple(msgspec.structs.replace(w, mutated=w.name in mutated) for w in used_weights),
         constants=tuple(
-            Constant(
-                name=name,
-                shape=tuple(tensor.shape),
-                dtype=str(tensor.dtype).removeprefix("torch."),
-                mutated=name in mutated,
-            )
-            for name, tensor in data.items()
+            Constant(name=name, shape=tuple(tensor.shape), dtype=_dtype(tensor), mutated=name in mutated)
+            for name, tensor in constants.items()
         ),
-        unused_weights=tuple(sorted(names - used)),
+        unused_weights=tuple(unused),
         programs=programs,
         pieces={name: _pieces(part, numbers) for name, part in parts.items()},
         binaries={},
@@ -190,24 +200,30 @@ def _assemble(
         sources=tuple(records),
         tolerances=prove.TOLERANCES,
     )
-    count = sum(len(part.statements) for part in parts.values())
-    return Plan(manifest, files, units, (), {}, count, len(unique))
+    return manifest, files, units
 
 
-def _graph_file(title: str, graphs: str) -> str:
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _graph_file(title: str, parts: Mapping[str, Partition]) -> str:
+    graphs = "\n\n".join(print_graph(part.traced.graph, name, source_lines=True) for name, part in parts.items())
     return f'"""{title}\n\nThe graph that was traced, before it was cut."""\n\nimport torch\n\n\n{graphs}'
 
 
-def _used(traces: Iterable[Traced], weights: Mapping[str, Weight]) -> tuple[list[Weight], list[str]]:
-    """Weights and constants that some graph reads, in order of first appearance."""
-    read: dict[str, str] = {}
+def _used(traces: Iterable[Traced], weights: Mapping[str, Weight]) -> tuple[list[Weight], dict[str, torch.Tensor]]:
+    """Weights, and constants with their values, that some graph reads, in order of first appearance."""
+    found: dict[str, Weight] = {}
+    constants: dict[str, torch.Tensor] = {}
     for traced in traces:
-        for node in traced.graph.nodes:
-            if node.op == "placeholder" and node.users and node.meta["role"][0] != "input":
-                read.setdefault(node.meta["role"][1], node.meta["role"][0])
-    return [weights[name] for name, role in read.items() if role == "weight"], [
-        n for n, role in read.items() if role == "constant"
-    ]
+        for node in traced.graph.find_nodes(op="placeholder"):
+            role, name = node.meta["role"]
+            if role == "weight" and node.users:
+                found.setdefault(name, weights[name])
+            elif role == "constant" and node.users and name not in constants:
+                constants[name] = traced.constants[name].contiguous().cpu()
+    return list(found.values()), constants
 
 
 def _programs(

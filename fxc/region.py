@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxc._torch_build import OpOverload, has_effect
+from fxc._torch_build import OpOverload, has_effect, schema
 from fxc.cache import key
 from fxc.errors import TraceError
 from fxc.graph_text import parse_layout, print_graph, rename, source_line
@@ -231,7 +231,7 @@ class Region:
     def _piece(self, body: list[fx.Node]) -> Piece:
         text = print_graph(self.graph, "piece")
         overloads = [node.target for node in body if isinstance(node.target, OpOverload)]
-        custom = sorted({str(o._schema) for o in overloads if o.namespace not in OWN_NAMESPACES})
+        custom = sorted({str(schema(o)) for o in overloads if o.namespace not in OWN_NAMESPACES})
         words = set().union(*(_layout_words(node) for node in self.inputs))
         return Piece(
             text=text,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxc._torch_build import schema
 from fxc.errors import TraceError
 from fxc.graph_text import parse_layout, target_text, value_text
 from fxc.partition import Eager, Partition
@@ -194,7 +195,7 @@ class _Step:
         lines = []
         right = self._written(node)
         if statement.results == [node]:
-            returns = node.target._schema.returns  # type: ignore[union-attr]
+            returns = schema(node.target).returns
             used = bool(node.users) and bool(returns)
             comment = f"  # {node.meta['layout']}" if node.meta.get("layout") else ""
             lines.append(f"{self._name(node)} = {right}{comment}" if used else right)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+X86_64_V3 = ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt", "sse4_1", "sse4_2", "ssse3")
+"""What the level x86-64-v3 of the x86-64 psABI has, as /proc/cpuinfo spells it."""
+
 
 class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A device and the toolchain whose binaries it can run. Part of every key."""
@@ -13,8 +16,8 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arch: str
     """`x86_64`, `aarch64`: of the host."""
     cpu_features: tuple[str, ...]
-    """Vector extensions the compiler may use for host code, sorted: `avx2`, `fma`, `avx512f`, ... Empty for cuda, whose
-    host code is glue."""
+    """Vector extensions the compiler may use for host code, sorted: `avx2`, `fma`, `avx512f`, ... For cuda, whose host
+    code is glue, those of x86-64-v3: any server of the last ten years runs it."""
     torch: str
     """Version of torch with its build, `2.13.0+cpu`."""
     triton: str = ""
@@ -27,3 +30,8 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Device properties that Inductor and Triton read when they choose: multiprocessor count, shared memory, ..."""
     compiler: str = ""
     """`g++ 12.2.0`: the host compiler."""
+
+    @property
+    def march(self) -> str:
+        """`-march` for host code instead of the builder's own CPU; empty where that is the one that is meant."""
+        return "x86-64-v3" if self.device == "cuda" and self.arch == "x86_64" else ""

@@ -209,7 +209,7 @@ def _assertions(graph: fx.Graph) -> Iterator[Condition]:
     for node in list(graph.nodes):
         if node.op != "call_function" or not isinstance(node.target, OpOverload):
             continue
-        name = node.target._schema.name
+        name = private.schema(node.target).name
         if name == "aten::_assert_scalar":
             test = node.args[0]
             graph.erase_node(node)
@@ -252,7 +252,7 @@ def _resolve_mutation(graph: fx.Graph) -> set[fx.Node]:
             base[node] = base[node.args[0]]
         if not isinstance(node.target, OpOverload):
             continue
-        schema = node.target._schema
+        schema = private.schema(node.target)
         for position, argument in enumerate(schema.arguments):
             if argument.alias_info is None:
                 continue

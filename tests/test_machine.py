@@ -12,13 +12,13 @@ import torch
 
 from fxc import machine
 from fxc.errors import IncompatibleError
-from fxc.target import Target
+from fxc.target import X86_64_V3, Target
 
 CPU = Target(device="cpu", arch="x86_64", cpu_features=("avx2", "fma"), torch="2.13.0+cpu", compiler="g++ 12.2.0")
 CUDA = Target(
     device="cuda",
     arch="x86_64",
-    cpu_features=(),
+    cpu_features=X86_64_V3,
     torch="2.13.0+cu130",
     triton="3.6.0",
     cuda="13.0",
@@ -53,6 +53,8 @@ def rejected(target: Target, here: Target) -> list[str]:
         (CUDA, {"cuda": ""}, ["cuda"]),
         (CUDA, {"compute_capability": (8, 0)}, ["compute_capability"]),
         (CUDA, {"compute_capability": (9, 1)}, ["compute_capability"]),
+        (CUDA, {"cpu_features": ("abm", "avx", "sse4_2")}, ["cpu_features"]),
+        (CUDA, {"cpu_features": (*X86_64_V3, "avx512f")}, []),
         (CUDA, {"device": "cpu", "compute_capability": None, "cuda": ""}, ["device"]),
     ],
 )
@@ -66,6 +68,7 @@ def test_facts_that_are_checked() -> None:
         "device",
         "arch",
         "torch",
+        "cpu_features",
         "compute_capability",
         "cuda",
     ]
@@ -93,6 +96,14 @@ def test_probe_cpu() -> None:
     assert rejected(found, found) == []
 
 
+def test_a_target_for_cuda_says_less_than_this_cpu_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is built is for any server; what is held against it is this machine."""
+    monkeypatch.setattr(machine, "probe", lambda device, compiler: CUDA)
+    monkeypatch.setattr(machine, "_features", lambda: ("avx", "avx2"))
+    assert machine.here("cuda").cpu_features == ("avx", "avx2")
+    assert (CUDA.march, CPU.march) == ("x86-64-v3", "")
+
+
 def test_probe_cpu_imports_no_torch() -> None:
     code = "import sys; from fxc.machine import probe; probe('cpu'); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -107,9 +118,10 @@ def test_probe_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
     monkeypatch.setattr(machine, "torch_version", lambda: ("2.13.0+cu130", "13.0"))
     monkeypatch.setattr(importlib.metadata, "version", lambda package: {"triton": "3.6.0"}[package])
+    features = X86_64_V3 if machine.probe("cpu").arch == "x86_64" else ()
     for device in ("cuda", "cuda:1"):
         found = machine.probe(device)
-        assert (found.device, found.cuda, found.triton, found.cpu_features) == ("cuda", "13.0", "3.6.0", ())
+        assert (found.device, found.cuda, found.triton, found.cpu_features) == ("cuda", "13.0", "3.6.0", features)
         assert found.compute_capability == (9, 0)
         assert found.properties == {"name": "NVIDIA H200", "multi_processor_count": 132}
     with pytest.raises(IncompatibleError, match="there is no device cuda:2: this machine has 2"):

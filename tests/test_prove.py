@@ -9,7 +9,6 @@ import torch
 
 from fxc import prove
 from fxc.errors import ProofError
-from fxc.piece_jobs import _copy, _draw
 from fxc.prove import OUTLIERS, TOLERANCES, affordable, compare, jumps, row_errors, tolerance
 
 PIECE = 'def piece(in_0: "f32[n, 8]"):\n    neg = torch.ops.aten.neg.default(in_0)  # f32[n, 8]\n    return (neg,)\n'
@@ -115,21 +114,3 @@ def test_points_that_fit_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert affordable(PIECE, {"n": 99999}, {"n": 99999}) is None
     square = 'def piece(in_0: "f32[n, n, m]"):\n    return (in_0,)\n'
     assert affordable(square, {"n": 256, "m": 1}, {"n": 1, "m": 1}) == {"n": 128, "m": 1}
-
-
-@pytest.mark.parametrize(
-    "layout",
-    ["f32[n, 8]", "bf16[8, n] strides [1, 8]", "f32[3, 8] strides [0, 1]", "i64[n, 3] strides [5, 1]",
-     "f32[2, n, 4] strides [4*n, 1, n]", "b8[0, n]", "f32[4, 4] strides [1, 1]", "f8e4m3fn[n, n]", "c64[n]"],
-)  # fmt: skip
-def test_made_up_inputs_are_laid_out_as_said(layout: str) -> None:
-    tensor = _draw(layout, {"n": 6}, None, "cpu", 3)
-    copy = _copy(tensor, "cpu")
-    assert (copy.shape, copy.stride(), copy.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
-    assert torch.equal(copy.to(torch.complex64), tensor.to(torch.complex64))
-    assert not tensor.numel() or copy.data_ptr() != tensor.data_ptr()
-
-
-def test_made_up_integers_stay_in_their_range() -> None:
-    values = _draw("i64[n]", {"n": 500}, (3, 7), "cpu", 0)
-    assert set(values.tolist()) == {3, 4, 5, 6}

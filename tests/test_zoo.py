@@ -13,6 +13,7 @@ import yaml
 import fxc
 from fxc import pipeline
 from fxc.errors import TraceError
+from fxc.rehearse import rehearse
 from tests import building
 from tests.building import check, plan_of, program_of
 from tests.zoo import calls, memory, outputs, sizes, weights
@@ -46,7 +47,10 @@ def name(cls: type[Model]) -> str:
 
 @pytest.mark.parametrize("cls", RIGHT, ids=name)
 def test_a_program_equals_eager(cls: type[Model]) -> None:
-    check(cls, program_of(plan_of(cls)))
+    plan = plan_of(cls)
+    check(cls, program_of(plan))
+    lines = rehearse(plan.parts, plan.inputs, plan.weights, "cpu")
+    assert {line.piece for line in lines} == plan.parts.keys()  # none was skipped
 
 
 @pytest.mark.parametrize("cls", REFUSED, ids=name)

@@ -117,4 +117,5 @@ def test_on_another_gpu(built: BuildResult, cache: Path, model: torch.nn.Module)
     moved = {name: tensor.to("cuda:1") for name, tensor in inputs.items()}
     found = program(**moved)
     assert found.device == torch.device("cuda:1")
+    assert torch.cuda.current_device() == 0
     assert error(found.to("cuda:0"), model(**inputs)) < TOLERANCE
