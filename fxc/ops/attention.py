@@ -17,6 +17,8 @@ Registered through `torch.library.Library`: an op of `torch.library.custom_op` i
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -42,7 +44,7 @@ def _attention(
     chunk: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    _check(q, k, v, key_mask, sinks, window, chunk, softcap)
+    _check(q, k, v, key_mask, sinks, window=window, chunk=chunk, softcap=softcap)
     _check_sizes(q, k, v, key_mask)
     batch = q.shape[:-3]
     query, key, value = (t.transpose(-3, -2) if batch else t.transpose(-3, -2)[None] for t in (q, k, v))
@@ -65,20 +67,8 @@ def _attention(
     return (out if batch else out[0]).contiguous()
 
 
-def _fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None = None,
-    sinks: Tensor | None = None,
-    *,
-    scale: float | None = None,
-    causal: bool = True,
-    window: int | None = None,
-    chunk: int | None = None,
-    softcap: float | None = None,
-) -> Tensor:
-    _check(q, k, v, key_mask, sinks, window, chunk, softcap)
+def _fake(q: Tensor, k: Tensor, v: Tensor, *more: Tensor | None, **options: Any) -> Tensor:
+    _check(q, k, v, *more, **options)
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
@@ -123,14 +113,7 @@ def _bias(query: Tensor, key_mask: Tensor | None, causal: bool, window: int | No
 
 
 def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    sinks: Tensor | None,
-    window: int | None,
-    chunk: int | None,
-    softcap: float | None,
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, sinks: Tensor | None = None, **options: Any
 ) -> None:
     """Refuse what the op does not take, by the argument's name. Static facts only: batch and tokens may be symbolic."""
     if q.dim() not in (3, 4):
@@ -152,8 +135,8 @@ def _check(
         raise _refuse("key_mask", f"is {key_mask.dtype}", "bool or integers: 0 hides a key")
     if sinks is not None and tuple(sinks.shape) != (q.shape[-2],):
         raise _refuse("sinks", f"has shape {list(sinks.shape)}", f"[{q.shape[-2]}]: one per query head")
-    for name, value in (("window", window), ("chunk", chunk), ("softcap", softcap)):
-        if value is not None and value <= 0:
+    for name in ("window", "chunk", "softcap"):
+        if (value := options.get(name)) is not None and value <= 0:
             raise _refuse(name, f"is {value}", "a positive number, or none")
 
 
