@@ -8,6 +8,8 @@ from pathlib import Path
 from fxc.cache import Artifact, Cache
 from fxc.cache.layout import MANIFEST
 from fxc.errors import CacheMissError, UsageError
+from fxc.ranks import ranks
+from fxc.spec import load_spec
 
 
 def is_spec(ref: str | Path) -> bool:
@@ -39,9 +41,7 @@ def find(
             return Artifact.open(path)
     cache = Cache.open(cache_dir)
     if is_spec(ref):
-        from fxc import identity  # imports take longer than loading: only where they are needed
-        from fxc.ranks import ranks
-        from fxc.spec import load_spec
+        from fxc import identity  # takes longer than loading: only where it is needed
 
         place = ranks(rank, world_size, dp_rank)
         name = identity.find(load_spec(path, overrides, level), path.resolve().parent, place, cache)
