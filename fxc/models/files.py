@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.util
-import re
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+from fxc.imports import importable, module_name
 from fxc.models import reads
 from fxc.models.reads import Reads
 
@@ -30,9 +27,9 @@ def load_file(path: Path) -> ModuleType:
     path = path.resolve()
     if (known := _imported_otherwise(path)) is not None:
         return known
-    name = _module_name(path)
+    name = module_name(path)
     found = sys.modules.get(name)
-    if found is not None and _digests(_loaded[name]) == _loaded[name]:
+    if found is not None and name in _loaded and _digests(_loaded[name]) == _loaded[name]:
         read, state = _reads[name]
         if read.state() == state:
             reads.note(read)
@@ -73,30 +70,6 @@ def _imported_otherwise(path: Path) -> ModuleType | None:
         if name not in _loaded and name != "__main__" and file and Path(file) == path:
             return module
     return None
-
-
-@contextmanager
-def importable(directory: Path) -> Iterator[None]:
-    """`directory` comes first on sys.path inside the block."""
-    entry = str(directory)
-    importlib.invalidate_caches()
-    sys.path.insert(0, entry)
-    try:
-        yield
-    finally:
-        if entry in sys.path:
-            sys.path.remove(entry)
-
-
-def _module_name(path: Path) -> str:
-    """A name that depends on the file's own name, and on its folder only when two files of one name are loaded."""
-    stem = re.sub(r"\W", "_", path.stem)
-    name = f"_fxc_target_{stem}"
-    number = 1
-    while name in sys.modules and Path(str(sys.modules[name].__file__)) != path:
-        number += 1
-        name = f"_fxc_target_{stem}_{number}"
-    return name
 
 
 def _digests(files: dict[Path, str]) -> dict[Path, str]:

@@ -14,7 +14,8 @@ from torch import nn
 
 from fxc.convert import nearest, suggest
 from fxc.errors import FxcError, SpecError
-from fxc.models.files import importable, load_file
+from fxc.imports import importable
+from fxc.models.files import load_file
 from fxc.models.source import ModelSource
 from fxc.spec import InputSpec, ModelSpec, Spec
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +13,7 @@ import torch
 
 from fxc import _torch_run
 from fxc.errors import RunError
+from fxc.imports import importable, module_name
 from fxc.manifest import CustomOp
 
 
@@ -45,9 +46,9 @@ def _import(op: CustomOp, directory: Path | None) -> None:
         hint = f"import {owner} before fxc.load" + (", or load by the path of its model.yaml" if is_file else "")
         raise RunError(f"{what}, which is not registered; {owner} registers it", hint)
     try:
-        with _importable(directory):
+        with nullcontext() if directory is None else importable(directory):
             if is_file and directory is not None:
-                _run_file(directory / op.module)
+                _run_file((directory / op.module).resolve())
             else:
                 importlib.import_module(op.module)
     except Exception as error:
@@ -58,20 +59,8 @@ def _import(op: CustomOp, directory: Path | None) -> None:
 
 
 def _run_file(path: Path) -> None:
-    """Execute a file as a module; no bytecode of it is written."""
-    module = ModuleType(f"_fxc_ops_{path.stem}")
+    """Execute a file as a module, by the name that a build gives it; no bytecode of it is written."""
+    module = ModuleType(module_name(path))
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
     exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
-
-
-@contextmanager
-def _importable(directory: Path | None) -> Iterator[None]:
-    """The directory of model.yaml comes first on sys.path inside the block, as it does in a build."""
-    before = list(sys.path)
-    if directory is not None:
-        sys.path.insert(0, str(directory))
-    try:
-        yield
-    finally:
-        sys.path[:] = before

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from fxc.models import reads
 from fxc.models.files import load_file
+from fxc.runtime.custom_ops import _run_file
 
 
 def test_imports_are_followed(tmp_path: Path) -> None:
@@ -59,3 +61,15 @@ def test_a_module_is_executed_again_when_what_it_read_changed(tmp_path: Path, mo
     assert load_file(tmp_path / "once.py").VALUE == "2"
     monkeypatch.setenv("ONCE", "x")
     assert load_file(tmp_path / "once.py").VALUE == "2x"
+
+
+def test_a_file_that_was_executed_for_its_ops(tmp_path: Path) -> None:
+    file = tmp_path / "served.py"
+    file.write_text("VALUE = 1\n")
+    os.utime(file, (1, 1))
+    _run_file(file)
+    assert load_file(file) is sys.modules["_fxc_target_served"]
+    file.write_text("VALUE = 2\n")
+    os.utime(file, (2**32, 2**32))  # edited since this process began
+    assert load_file(file).VALUE == 2
+    assert "_fxc_target_served_2" not in sys.modules

@@ -116,8 +116,10 @@ from fxc.runtime import custom_ops
 custom_ops.prepare([CustomOp(name="fxcrun::double", module="ops.py")], Path(sys.argv[1]))
 print(torch.ops.fxcrun.double(torch.ones(1), torch.tensor(0)).tolist())
 {NO_HEAVY}
+from fxc.models.files import load_file
+print(load_file(Path(sys.argv[1]) / "ops.py") is sys.modules["_fxc_target_ops"])  # a build takes the same
 """
-    assert child(code, str(tmp_path)) == "[2.0]\n"
+    assert child(code, str(tmp_path)) == "[2.0]\nTrue\n"
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".py") == ["neighbour.py", "ops.py"]
 
 
