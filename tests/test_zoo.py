@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import fxc
@@ -17,7 +18,7 @@ from fxc.rehearse import rehearse
 from tests import building
 from tests.building import check, plan_of, program_of
 from tests.zoo import calls, memory, outputs, sizes, weights
-from tests.zoo.model import Model
+from tests.zoo.model import Model, noted
 
 REFUSED: dict[type[Model], str] = {
     sizes.BranchOdd: r"another path for more than 8 ranges of sizes: .*n % 2.*sizes\.py",
@@ -25,6 +26,8 @@ REFUSED: dict[type[Model], str] = {
     sizes.DataDependent: r"DataDependent cannot be traced: .*sizes\.py:\d+: if x\.sum\(\) > 0",
     sizes.DataSized: r"size that depends on data .*f32\[u0, 8\].* crosses a splitting op at sizes\.py:\d+",
     sizes.ItemAcross: r"a number read out of a tensor, .*sizes\.py:\d+ in forward: k = int\(",
+    weights.StridedConstant: r"the constant plain has strides \(2,\)",
+    sizes.ItemToOp: r"a number read out of a tensor, is used outside the piece",
     sizes.FixedSize: r"FixedSize cannot be traced: .*must match the size of tensor b \(11\).*sizes\.py:\d+: return x",
     memory.WrittenAttribute: r"writes into a tensor, f32\[8\], that is neither an input nor a parameter nor a buffer",
     calls.OpenArguments: r"takes input y in its \*\*kwargs",
@@ -36,7 +39,7 @@ RIGHT = [cls for cls in ALL if cls not in REFUSED]
 
 COMPILED: list[type[Model]] = [
     memory.ChunkWritten, memory.SliceWritten, memory.WrittenBuffers, sizes.Arithmetic, sizes.BatchSeq, calls.ActInside,
-    calls.Turned,
+    calls.Turned, weights.Strided,
 ]  # fmt: skip
 """Few: each binary takes seconds."""
 
@@ -69,17 +72,35 @@ def test_a_compiled_program_equals_eager(cls: type[Model], compiled: Path, tmp_p
     check(cls, fxc.load(result.hash, cache_dir=compiled), 1e-4)
 
 
+def test_an_op_without_result_is_called() -> None:
+    """Once for each call of the program, as in eager."""
+    program = program_of(plan_of(calls.Noted))
+    noted.clear()
+    program(torch.zeros(5, 8))
+    assert noted == [5, 5]
+
+
 def test_ranges_of_branches() -> None:
     """The range is split exactly where the model takes another path."""
     found = {
         cls: [program.range.label for program in plan_of(cls).manifest.programs]
-        for cls in (sizes.BranchAbove, sizes.BranchOne, sizes.BranchSpecial, sizes.BranchOnPart, sizes.BranchCorner)
+        for cls in (
+            sizes.BranchAbove,
+            sizes.BranchOne,
+            sizes.BranchSpecial,
+            sizes.BranchOnPart,
+            sizes.BranchCorner,
+            sizes.BranchConstants,
+            sizes.BranchTables,
+        )
     }
     assert found == {
         sizes.BranchAbove: ["n=1..8", "n=9..64"],
         sizes.BranchOne: ["n=1", "n=2..64"],
         sizes.BranchSpecial: ["n=1..19", "n=20", "n=21..64"],
         sizes.BranchOnPart: ["n=1..9", "n=10..64"],
+        sizes.BranchConstants: ["n=1..8", "n=9..64"],
+        sizes.BranchTables: ["n=1", "n=2..64"],
         sizes.BranchCorner: ["batch=1,seq=1", "batch=1,seq=2..33", "batch=2..9,seq=1..33"],
     }
 

@@ -116,6 +116,16 @@ class ActInside(Model):
         return y * 2
 
 
+class Noted(Model):
+    """An op without result and without anything that it writes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.ops.zoo.note(x)
+        y = x * 2
+        torch.ops.zoo.note(y)
+        return y
+
+
 class NumbersInside(Model):
     """Infinite and undefined numbers, tiny and negative ones, complex ones, as arguments."""
 

@@ -120,6 +120,16 @@ def _options(
     return out.to(dtype) if dtype is not None else out.clone()
 
 
+noted: list[int] = []
+"""Rows of what `zoo::note` was called with."""
+
+
+@_op("note(Tensor x) -> ()", fake=lambda x: None)
+def _note(x: Tensor) -> None:
+    """An effect that no tensor shows."""
+    noted.append(x.shape[0])
+
+
 @_op("act(Tensor x) -> Tensor")
 def _act(x: Tensor) -> Tensor:
     """Functional, called from inside a piece."""

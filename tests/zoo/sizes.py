@@ -240,6 +240,31 @@ class BranchOnPart(Model):
         return y * 2 if rest.shape[0] >= 5 else y - 1
 
 
+class BranchConstants(Model):
+    """Each side of a branch makes a constant of its own, which torch names like the other's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] > 8:
+            t = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
+        else:
+            t = torch.tensor([0.5, 0.25, 0.5, 0.25, 0.5, 0.25, 0.5, 0.25])
+        y: Tensor = torch.ops.zoo.mix(x * t)
+        return y + t
+
+
+class BranchTables(Model):
+    """Which of two tensors is read depends on the size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = torch.linspace(1, 2, 8)
+        self.many = torch.linspace(3, 4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.zoo.mix(x * (self.one if x.shape[0] == 1 else self.many))
+        return y
+
+
 class Squeezed(Model):
     """squeeze removes the dimension when it is 1; the result's rank depends on n."""
 
@@ -373,6 +398,17 @@ class ItemAcross(Model):
         k = int(x.argmax().item())
         y: Tensor = torch.ops.zoo.mix(x)
         return y + k
+
+
+class ItemToOp(Model):
+    """A number read out of a tensor is an argument of a splitting op."""
+
+    split = ("zoo::rows",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        k = int(x.argmax().item())
+        y: Tensor = torch.ops.zoo.rows(x, k, [8])
+        return y
 
 
 class FixedSize(Model):

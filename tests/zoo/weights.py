@@ -159,3 +159,28 @@ class WeightViews(Model):
         top, turned = self.w[:8], self.w.t()
         y: Tensor = torch.ops.zoo.mix(x @ top)
         return y @ turned + torch.ops.zoo.mix(self.w[8:]).sum()
+
+
+class Strided(Model):
+    """A parameter and buffers that are not contiguous: views of wider memory, and transposed ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(8, 16).t()[::2])
+        self.register_buffer("kept", torch.randn(16)[::2])
+        self.register_buffer("unsaved", torch.linspace(-1, 1, 64).view(8, 8).t(), persistent=False)
+        self.register_buffer("spread", torch.linspace(0, 1, 8).expand(64, 8), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.w) * self.kept @ self.unsaved + self.spread[: x.shape[0]]
+
+
+class StridedConstant(Model):
+    """A tensor that is a plain attribute, and not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = torch.randn(8, 2)[:, 1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.plain
