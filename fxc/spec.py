@@ -22,8 +22,10 @@ Dtype = Literal[
     "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
 ]  # fmt: skip
 
-Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+MOST_ELEMENTS = 2**45
+"""Of an input: 2**48 bytes of the widest dtype, more than a process can address."""
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -250,6 +252,10 @@ def _check_input(spec: Spec, name: str, entry: InputSpec, where: str) -> None:
         if isinstance(part, str) and part not in spec.dims:
             hint = suggest(part, spec.dims, "dims") if spec.dims else f"add `{part}: {{min: 1, max: 8192}}` to dims"
             raise _fail(where, f"inputs.{name}.shape", f"dimension {part!r} has no bounds in dims", hint)
+    most = math.prod(max(part if isinstance(part, int) else spec.dims[part].max, 1) for part in entry.shape)
+    if most > MOST_ELEMENTS:
+        large = f"{shown([*entry.shape])} is up to {most} elements, expected at most {MOST_ELEMENTS}"
+        raise _fail(where, f"inputs.{name}.shape", large, "lower a size, or the max of a dimension")
     if entry.values is not None:
         low, high = entry.values
         if not (math.isfinite(low) and math.isfinite(high) and low < high):

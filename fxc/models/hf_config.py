@@ -20,8 +20,7 @@ BATCH = 64
 """Largest batch of an encoder, where `dims` does not say."""
 
 
-def read_config(folder: Path) -> Any:
-    path = folder / "config.json"
+def read_config(path: Path) -> Any:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -53,9 +52,13 @@ def read_config(folder: Path) -> Any:
         )
     try:
         with quiet():
-            return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(path.parent, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise SpecError(f"model.huggingface: {path}: {describe(error)}") from error
+    layers = getattr(config, "num_hidden_layers", None)
+    if isinstance(layers, int) and layers < 1:
+        raise SpecError(f"model.huggingface: {path}: num_hidden_layers is {layers}, expected 1 or more")
+    return config
 
 
 @contextmanager
@@ -71,10 +74,10 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
-def inputs_of(config: Any, causal: bool, spec: Spec) -> tuple[dict[str, InputSpec], dict[str, DimSpec]]:
+def inputs_of(config: Any, causal: bool, spec: Spec, path: Path) -> tuple[dict[str, InputSpec], dict[str, DimSpec]]:
     """Inputs and dims of the model; what model.yaml says goes before what follows from the config."""
-    inputs, dims = _override(spec, *(_causal_inputs(config) if causal else _encoder_inputs(config)))
-    _check_table(config, dims)
+    inputs, dims = _override(spec, path, *(_causal_inputs(config) if causal else _encoder_inputs(config)))
+    _check_table(config, dims, path)
     return inputs, dims
 
 
@@ -104,7 +107,7 @@ def _positions(config: Any) -> int:
 
 
 def _override(
-    spec: Spec, inputs: dict[str, InputSpec], dims: dict[str, DimSpec]
+    spec: Spec, path: Path, inputs: dict[str, InputSpec], dims: dict[str, DimSpec]
 ) -> tuple[dict[str, InputSpec], dict[str, DimSpec]]:
     """What model.yaml says goes before what follows from the config; bounds alone may be given."""
     inputs = dict(spec.inputs) or inputs
@@ -117,13 +120,11 @@ def _override(
     }
     for name in used:
         if name not in dims:
-            raise SpecError(
-                f"dims.{name}: no bounds, and config.json has no max_position_embeddings", "add them to dims"
-            )
+            raise SpecError(f"dims.{name}: no bounds, and {path} has no max_position_embeddings", "add them to dims")
     return inputs, dims
 
 
-def _check_table(config: Any, dims: dict[str, DimSpec]) -> None:
+def _check_table(config: Any, dims: dict[str, DimSpec], path: Path) -> None:
     """No more tokens than rows in a learned position table; rotary positions go on for ever."""
     most = _positions(config) - (config.pad_token_id + 1 if ENCODERS.get(config.model_type) else 0)
     if most <= 0 or getattr(config, "rope_parameters", None):
@@ -132,5 +133,5 @@ def _check_table(config: Any, dims: dict[str, DimSpec]) -> None:
         if name in dims and dims[name].max > most:
             raise SpecError(
                 f"dims.{name}: max {dims[name].max} is above {most}, the positions that the model has",
-                "lower it: they follow from max_position_embeddings in config.json",
+                f"lower it: they follow from max_position_embeddings in {path}",
             )

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +22,7 @@ from fxc.errors import SpecError
 from fxc.models.hf_config import ENCODERS, inputs_of, quiet, read_config
 from fxc.models.source import EXPECTED_OPS, STORED_NAMES, ModelSource
 from fxc.models.target import check_dtype, check_inputs, describe
-from fxc.spec import Spec
+from fxc.spec import Spec, check_spec
 
 
 def resolve_folder(spec: Spec, directory: Path) -> ModelSource:
@@ -29,20 +30,21 @@ def resolve_folder(spec: Spec, directory: Path) -> ModelSource:
     check_dtype(spec.model)
     if spec.model.args:
         raise SpecError("model.args: a Hugging Face folder takes none", "change its config.json")
-    folder = directory / str(spec.model.huggingface)
-    config = read_config(folder)
+    path = directory / str(spec.model.huggingface) / "config.json"
+    config = read_config(path)
     cls = _causal_class(config)
     causal = cls is not None
     if cls is None:
         if config.model_type not in ENCODERS:
             architecture = ", ".join(config.architectures or ()) or config.model_type
             hint = f"causal language models (...ForCausalLM) and the encoders {', '.join(ENCODERS)} are"
-            raise SpecError(f"model.huggingface: {folder}: {architecture} is not supported", hint)
+            raise SpecError(f"model.huggingface: {path}: {architecture} is not supported", hint)
         cls = _encoder_class(config)
-    inputs, dims = inputs_of(config, causal, spec)
+    inputs, dims = inputs_of(config, causal, spec, path)
+    check_spec(msgspec.structs.replace(spec, inputs=inputs, dims=dims), f"model.huggingface: {path}")
 
     def make() -> nn.Module:
-        return _construct(cls, config, spec.model.dtype)
+        return _construct(cls, config, spec.model.dtype, path)
 
     def prepare(module: nn.Module) -> None:
         from fxc.models.hf_attention import route
@@ -54,7 +56,7 @@ def resolve_folder(spec: Spec, directory: Path) -> ModelSource:
         module.__class__ = type(cls.__name__, (cls,), {"forward": forward, "__module__": cls.__module__})
         check_inputs(module, inputs)
 
-    files = (folder / "config.json", *(Path(str(sys.modules[c.__module__].__file__)) for c in (cls, type(config))))
+    files = (path, *(Path(str(sys.modules[c.__module__].__file__)) for c in (cls, type(config))))
     return ModelSource(cls.__name__, inputs, dims, make, sources=files, prepare=prepare)
 
 
@@ -76,14 +78,14 @@ def _encoder_class(config: Any) -> Any:
     return transformers.MODEL_MAPPING[type(config)]
 
 
-def _construct(cls: Any, config: Any, dtype: str | None) -> nn.Module:
+def _construct(cls: Any, config: Any, dtype: str | None, path: Path) -> nn.Module:
     from fxc.models import hf_attention, hf_experts
 
     hf_attention.register()
     hf_experts.register()
     if not cls._can_set_attn_implementation():
         raise SpecError(
-            f"model.huggingface: {cls.__name__} has its own attention, which cannot be routed to fxc::attention"
+            f"model.huggingface: {path}: {cls.__name__} has its own attention, which cannot be routed to fxc::attention"
         )
     options: dict[str, Any] = {} if dtype is None else {"dtype": getattr(torch, dtype)}
     try:
@@ -95,7 +97,9 @@ def _construct(cls: Any, config: Any, dtype: str | None) -> nn.Module:
                 **options,
             )
     except Exception as error:
-        raise SpecError(f"model.huggingface: {cls.__name__} cannot be constructed: {describe(error)}") from error
+        raise SpecError(
+            f"model.huggingface: {path}: {cls.__name__} cannot be constructed: {describe(error)}"
+        ) from error
     _keep_in_float32(module)
     return module
 

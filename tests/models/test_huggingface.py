@@ -192,6 +192,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "T5ForConditionalGeneration is not supported",
     ),
     ({"num_attention_heads": 0}, "config.json: ZeroDivisionError"),
+    ({"num_hidden_layers": 0}, "config.json: num_hidden_layers is 0, expected 1 or more"),
+    ({"max_position_embeddings": 2**62}, r"inputs.input_ids.shape: \['num_tokens'\] is up to 4611686018427387904 elem"),
+    ({"max_position_embeddings": -1}, r"config.json: inputs.positions.values: \[0, -1\] holds no values"),
     ({"hidden_act": "no_such"}, "LlamaForCausalLM cannot be constructed: KeyError"),
     ({"model_type": "bloom", "architectures": ["BloomForCausalLM"]}, "BloomForCausalLM has its own attention"),
 ]
@@ -202,8 +205,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 )
 def test_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     write(tmp_path, "llama", **changes)
-    with pytest.raises(SpecError, match=message):
+    with pytest.raises(SpecError, match=message) as caught:
         instantiate(resolve(spec(), tmp_path))
+    assert str(tmp_path / "config.json") in caught.value.message
 
 
 def test_code_of_a_checkpoint_is_not_run(tmp_path: Path) -> None:
@@ -232,8 +236,9 @@ def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_positions_beyond_a_learned_table(tmp_path: Path) -> None:
     write(tmp_path, "roberta")
     dims = {"batch": {"min": 1, "max": 2}, "seq": {"min": 1, "max": 127}}
-    with pytest.raises(SpecError, match=r"dims.seq: max 127 is above 126, the positions that the model has"):
+    with pytest.raises(SpecError, match=r"dims.seq: max 127 is above 126, the positions that the model has") as caught:
         resolve(spec(dims=dims), tmp_path)
+    assert caught.value.hint == f"lower it: they follow from max_position_embeddings in {tmp_path / 'config.json'}"
     write(tmp_path, "llama")  # rotary: there is no table
     assert resolve(spec(dims={"num_tokens": {"min": 1, "max": 4096}}), tmp_path).dims["num_tokens"].max == 4096
 
@@ -245,7 +250,7 @@ def test_args_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("compile_", "message"), [
-    ({"sizes": [1, 129]}, "compile.sizes: 129 is outside the bounds of num_tokens, 1 to 128"),
+    ({"sizes": [1, 129]}, "config.json: compile.sizes: 129 is outside the bounds of num_tokens, 1 to 128"),
     ({"ranges": [500]}, "compile.ranges: 500 is outside the bounds of num_tokens, 1 to 128"),
     ({"sizes": [{"tokens": 1}]}, "compile.sizes: unknown dimension 'tokens'"),
 ])  # fmt: skip
@@ -266,7 +271,7 @@ def test_advice_of_transformers_is_not_shown(tmp_path: Path, capfd: pytest.Captu
 def test_refuses_classes_that_never_attend(tmp_path: Path) -> None:
     data = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "hidden_size": 16, "num_hidden_layers": 1}
     (tmp_path / "config.json").write_text(json.dumps({**data, "vocab_size": 50, "state_size": 4}))
-    with pytest.raises(SpecError, match="no max_position_embeddings"):
+    with pytest.raises(SpecError, match=r"config.json has no max_position_embeddings"):
         resolve(spec(), tmp_path)
     with pytest.raises(TraceError, match="MambaForCausalLM has its own attention"):
         instantiate(resolve(spec(dims={"num_tokens": {"min": 1, "max": 64}}), tmp_path))
