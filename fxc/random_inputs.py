@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fxc.shapes import size_at
 from fxc.spec import InputSpec
 
 
@@ -17,7 +18,7 @@ def example_inputs(
     """Made-up inputs: integers from `values` (0 and 1 by default), floats from `values` or a standard normal."""
     made = {}
     for name, spec in inputs.items():
-        shape = [sizes[part] if isinstance(part, str) else part for part in spec.shape]
+        shape = [size_at(part, sizes) for part in spec.shape]
         dtype = getattr(torch, spec.dtype)
         made[name] = draw(shape, dtype, spec.values, generator).to(device)
     return made

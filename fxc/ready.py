@@ -15,7 +15,7 @@ from fxc.cache import Artifact, Cache
 from fxc.errors import CacheMissError
 from fxc.manifest import Input, Manifest, Weight
 from fxc.progress import Observer
-from fxc.shapes import Range
+from fxc.shapes import Range, size_at
 
 if TYPE_CHECKING:
     import torch
@@ -102,7 +102,7 @@ def make_input(entry: Input, point: Mapping[str, int], generator: torch.Generato
 
     from fxc.random_inputs import draw
 
-    shape = [part if isinstance(part, int) else point[part] for part in entry.shape]
+    shape = [size_at(part, point) for part in entry.shape]
     return draw(shape, getattr(torch, entry.dtype), entry.values, generator)
 
 

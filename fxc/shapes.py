@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
 import msgspec
@@ -40,6 +41,34 @@ class Range(msgspec.Struct, frozen=True, order=True):
     def replace(self, name: str, low: int, high: int) -> Range:
         """The same box with other bounds for dimension `name`."""
         return Range(tuple((n, low, high) if n == name else (n, lo, hi) for n, lo, hi in self.bounds))
+
+
+_SIZE = re.compile(r"([^\W\d]\w*)(?:\s*([+-])\s*(\d+))?")
+
+
+def parse_size(part: int | str) -> tuple[str, int]:
+    """One size of an input as (dimension, number to add): `n` is ("n", 0), `n + 1` is ("n", 1), 8 is ("", 8).
+
+    Raises:
+        ValueError: no such expression.
+    """
+    if isinstance(part, int):
+        return "", part
+    match = _SIZE.fullmatch(part.strip())
+    if match is None:
+        raise ValueError(f"{part!r} is no size")
+    return match[1], int(match[3] or 0) * (-1 if match[2] == "-" else 1)
+
+
+def size_at(part: int | str, values: Mapping[str, int]) -> int:
+    """A size of an input, where the dimensions have these values."""
+    name, more = parse_size(part)
+    return values[name] + more if name else more
+
+
+def dims_of(shape: Iterable[int | str]) -> Iterator[str]:
+    """The dimensions that a shape mentions."""
+    return (name for name, _ in map(parse_size, shape) if name)
 
 
 def size_range(dims: Iterable[str], size: Mapping[str, int]) -> Range:

@@ -15,7 +15,7 @@ from fxc import yaml_text
 from fxc.convert import convert, shown, suggest
 from fxc.convert import nearest as nearest
 from fxc.errors import SpecError
-from fxc.shapes import Range, general_ranges, size_range
+from fxc.shapes import Range, dims_of, general_ranges, parse_size, size_at, size_range
 
 Dtype = Literal[
     "float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
@@ -49,7 +49,7 @@ class InputSpec(_Section, frozen=True):
     """One argument of `forward`."""
 
     shape: tuple[NonNegative | str, ...]
-    """Integers and names of `dims`."""
+    """Integers, names of `dims`, and such names with a number added: `num_requests + 1`."""
     dtype: Dtype
     values: tuple[float, float] | None = None
     """Half-open range that made-up inputs are drawn from; 0 and 1 for integers, a normal for floats when absent."""
@@ -203,12 +203,15 @@ def check_spec(spec: Spec, where: str) -> None:
             raise _fail(where, f"dims.{name}", f"{name!r} is used in expressions of sizes", "choose another name")
     for name, entry in spec.inputs.items():
         _check_input(spec, name, entry, where)
-    used = {part for entry in spec.inputs.values() for part in entry.shape if isinstance(part, str)}
+    used = {name for entry in spec.inputs.values() for name in dims_of(entry.shape)}
+    plain = {part for entry in spec.inputs.values() for part in entry.shape}
     for name, dim in spec.dims.items():
         if dim.min > dim.max:
             raise _fail(where, f"dims.{name}", f"min {dim.min} is above max {dim.max}")
         if spec.inputs and name not in used:
             raise _fail(where, f"dims.{name}", "no input has this dimension", "use it in a shape or remove it")
+        if name in used - plain:
+            raise _fail(where, f"dims.{name}", "no input has it as a size by itself", "its value is read off that one")
     for key, values in _size_lists(spec):
         _check_sizes(spec, where, key, values)
     for op in spec.partition.splitting_ops:
@@ -249,10 +252,18 @@ def _check_name(name: str, key: str, where: str) -> None:
 
 def _check_input(spec: Spec, name: str, entry: InputSpec, where: str) -> None:
     for part in entry.shape:
-        if isinstance(part, str) and part not in spec.dims:
-            hint = suggest(part, spec.dims, "dims") if spec.dims else f"add `{part}: {{min: 1, max: 8192}}` to dims"
-            raise _fail(where, f"inputs.{name}.shape", f"dimension {part!r} has no bounds in dims", hint)
-    most = math.prod(max(part if isinstance(part, int) else spec.dims[part].max, 1) for part in entry.shape)
+        try:
+            dim, more = parse_size(part)
+        except ValueError:
+            hint = "write a number, a name in dims, or such a name plus a number: num_requests + 1"
+            raise _fail(where, f"inputs.{name}.shape", f"{part!r} is no size", hint) from None
+        if dim and dim not in spec.dims:
+            hint = suggest(dim, spec.dims, "dims") if spec.dims else f"add `{dim}: {{min: 1, max: 8192}}` to dims"
+            raise _fail(where, f"inputs.{name}.shape", f"dimension {dim!r} has no bounds in dims", hint)
+        if dim and spec.dims[dim].min + more < 0:
+            raise _fail(where, f"inputs.{name}.shape", f"{part!r} is below 0 at {dim} = {spec.dims[dim].min}")
+    highest = {dim: bounds.max for dim, bounds in spec.dims.items()}
+    most = math.prod(max(size_at(part, highest), 1) for part in entry.shape)
     if most > MOST_ELEMENTS:
         large = f"{shown([*entry.shape])} is up to {most} elements, expected at most {MOST_ELEMENTS}"
         raise _fail(where, f"inputs.{name}.shape", large, "lower a size, or the max of a dimension")

@@ -14,7 +14,7 @@ from torch import fx, nn
 from fxc import _torch_build as private
 from fxc.errors import TraceError
 from fxc.random_inputs import example_inputs
-from fxc.shapes import Range
+from fxc.shapes import Range, parse_size
 from fxc.spec import InputSpec
 from fxc.traced import Traced, normalise
 
@@ -89,10 +89,7 @@ def capture(model: nn.Module, inputs: Mapping[str, InputSpec], box: Range, devic
     example = example_inputs(inputs, sizes, device)
     dims = {name: torch.export.Dim(name, min=low, max=high) for name, low, high in box.bounds if low < high}
     _check_named(model, inputs)
-    dynamic = {
-        name: {i: dims[part] for i, part in enumerate(spec.shape) if isinstance(part, str) and part in dims}
-        for name, spec in inputs.items()
-    }
+    dynamic = {name: _dynamic(spec.shape, dims) for name, spec in inputs.items()}
     failures: list[tuple[str, Exception]] = []
     narrowed: Narrowed | None = None
     for how, options in _WAYS:
@@ -110,6 +107,12 @@ def capture(model: nn.Module, inputs: Mapping[str, InputSpec], box: Range, devic
     if narrowed:
         raise narrowed
     raise _explain(failures, model)
+
+
+def _dynamic(shape: Iterable[int | str], dims: Mapping[str, Any]) -> dict[int, Any]:
+    """Which sizes of an input are dynamic, as torch.export takes it."""
+    parts = list(enumerate(map(parse_size, shape)))
+    return {axis: dims[name] + more if more else dims[name] for axis, (name, more) in parts if name in dims}
 
 
 def _is_point(part: Range, box: Range) -> bool:

@@ -17,7 +17,7 @@ from fxc.cache import key
 from fxc.errors import TraceError
 from fxc.graph_text import layout, source_line
 from fxc.scalars import compute
-from fxc.shapes import Range
+from fxc.shapes import Range, parse_size
 from fxc.spec import InputSpec
 
 
@@ -88,13 +88,17 @@ def _dimension_names(
     """Symbol of torch -> name of the dimension."""
     names: dict[str, str] = {}
     dynamic = {name for name, low, high in box.bounds if low < high}
+    derived: list[tuple[Any, str, int]] = []
     for node in graph.nodes:
         if node.op != "placeholder" or roles[node.name][0] != "input":
             continue
         name = roles[node.name][1]
-        for size, part in zip(node.meta["val"].shape, inputs[name].shape, strict=True):
+        for size, (part, more) in zip(node.meta["val"].shape, map(parse_size, inputs[name].shape), strict=True):
             expr = private.expression(size)
             if part not in dynamic:
+                continue
+            if more and expr is not None:
+                derived.append((expr, part, more))
                 continue
             if expr is None:
                 raise TraceError(
@@ -103,7 +107,13 @@ def _dimension_names(
                 )
             if not expr.is_Symbol:
                 raise TraceError(f"the model needs {part} to be {expr}", "choose the dimension so that it is free")
-            names[expr.name] = str(part)
+            names[expr.name] = part
+    for expr, part, more in derived:
+        if private.render(expr - more, names) != part:
+            raise TraceError(
+                f"the model needs {part} + {more} to be {private.render(expr, names)}",
+                "choose the dimension so that it is free",
+            )
     return names
 
 

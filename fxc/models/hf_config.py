@@ -11,6 +11,7 @@ from typing import Any
 from fxc.convert import nearest, suggest
 from fxc.errors import SpecError
 from fxc.models.target import describe
+from fxc.shapes import dims_of
 from fxc.spec import DimSpec, InputSpec, Spec
 
 ENCODERS = {"bert": False, "distilbert": False, "modernbert": False, "roberta": True, "xlm-roberta": True}
@@ -111,7 +112,7 @@ def _override(
 ) -> tuple[dict[str, InputSpec], dict[str, DimSpec]]:
     """What model.yaml says goes before what follows from the config; bounds alone may be given."""
     inputs = dict(spec.inputs) or inputs
-    used = dict.fromkeys(part for entry in inputs.values() for part in entry.shape if isinstance(part, str))
+    used = dict.fromkeys(name for entry in inputs.values() for name in dims_of(entry.shape))
     for name in spec.dims:
         if name not in used:
             raise SpecError(f"dims.{name}: no input has this dimension", suggest(name, used, "dimensions"))

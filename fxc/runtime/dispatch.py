@@ -41,7 +41,7 @@ from fxc import _torch_run
 from fxc.errors import DamagedError
 from fxc.manifest import Input
 from fxc.runtime import inputs as full
-from fxc.shapes import Range
+from fxc.shapes import Range, dims_of, parse_size
 
 Step = Callable[..., Any]
 
@@ -142,12 +142,12 @@ class _Writer:
         checks = [f"{name}.dtype is {u}{entry.dtype}"]
         checks.append(f"{name}.is_cpu" if self.device.type == "cpu" else f"{name}.get_device() == {self.device.index}")
         unpack = ""
-        if {part for part in entry.shape if isinstance(part, str)} <= self.known:
+        if set(dims_of(entry.shape)) <= self.known:
             checks.append(f"{name}.shape == {self._tuple([self._value(part) for part in entry.shape])}")
         else:
             targets: list[str] = []
             for axis, part in enumerate(entry.shape):
-                if isinstance(part, str) and part not in self.known:
+                if isinstance(part, str) and parse_size(part)[1] == 0 and part not in self.known:
                     self.known.add(part)
                     targets.append(self._value(part))
                 else:
@@ -214,10 +214,12 @@ class _Writer:
         yield call
 
     def _value(self, part: int | str) -> str:
-        if isinstance(part, int):
-            return str(part)
-        taken = keyword.iskeyword(part) or any(entry.name == part for entry in self.inputs)
-        return f"{self.under}n_{part}" if taken else part
+        dim, more = parse_size(part)
+        if not dim:
+            return str(more)
+        taken = keyword.iskeyword(dim) or any(entry.name == dim for entry in self.inputs)
+        name = f"{self.under}n_{dim}" if taken else dim
+        return f"{name} + {more}" if more > 0 else f"{name} - {-more}" if more else name
 
     def _refuse(self) -> str:
         return f"{self.under}refuse({self._tuple([entry.name for entry in self.inputs])})"

@@ -10,7 +10,7 @@ import torch
 from fxc.convert import nearest
 from fxc.errors import InputError, RunError
 from fxc.manifest import Input
-from fxc.shapes import Range, select
+from fxc.shapes import Range, parse_size, select, size_at
 
 ALIGNMENT = 16
 """Bytes. Compiled CUDA kernels load vectors of this width."""
@@ -90,12 +90,13 @@ def check(inputs: Sequence[Input], values: Mapping[str, Any], device: torch.devi
                 f"expected {len(entry.shape)}, {layout(entry.shape, entry.dtype)}"
             )
         for axis, (size, declared) in enumerate(zip(tensor.shape, entry.shape, strict=True)):
-            if isinstance(declared, str) and declared not in dims:
-                dims[declared] = size
-                first[declared] = entry.name
-            expected = dims[declared] if isinstance(declared, str) else declared
+            name, more = parse_size(declared)
+            if name and name not in dims:
+                dims[name] = size - more
+                first[name] = entry.name
+            expected = size_at(declared, dims)
             if size != expected:
-                why = f", the {declared} of input {first[declared]}" if isinstance(declared, str) else ""
+                why = f", the {declared} of input {first[name]}" if name else ""
                 raise InputError(f"input {entry.name} has size {size} in dimension {axis}, expected {expected}{why}")
         if entry.mutated:
             _check_memory(entry, tensor)

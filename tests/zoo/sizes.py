@@ -51,6 +51,18 @@ class ProductOnly(Model):
         return z.unflatten(0, (x.shape[0], x.shape[1])), z + torch.arange(x.shape[0] * x.shape[1])[:, None]
 
 
+class Ragged(Model):
+    """An input with one entry more than there are requests, declared before the one that says how many there are."""
+
+    inputs = {"starts": "int64[r + 1] 0..9", "x": "float32[n, 8]", "lengths": "int64[r] 0..9"}
+    dims = {"n": (1, 64), "r": (1, 9)}
+    calls = ((1, 1), (5, 2), (64, 9), (7, 3))
+
+    def forward(self, starts: Tensor, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        y: Tensor = torch.ops.zoo.mix(x + starts[-1])
+        return y * starts.shape[0], starts[1:] - starts[:-1] + lengths
+
+
 class SizeArguments(Model):
     """Sizes, and lists with sizes, as arguments of a cut."""
 
