@@ -83,7 +83,7 @@ def hint(low: int, high: int) -> int:
 def unit(piece: Piece, box: Range, level: int, target: Target, name: str) -> Unit:
     """The unit for a piece in a program for `box`."""
     own = Range(tuple(bound for bound in box.bounds if bound[0] in piece.dims))
-    return Unit(piece, own, tuple(sorted(options(level, box.is_size, target).items())), target, f"{name} {own.label}")
+    return Unit(piece, own, tuple(sorted(options(level, own.is_size, target).items())), target, f"{name} {own.label}")
 
 
 def options(level: int, is_size: bool, target: Target) -> dict[str, Any]:

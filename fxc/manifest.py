@@ -196,8 +196,13 @@ class Manifest(_Record, frozen=True, kw_only=True):
     @property
     def sizes(self) -> list[int | dict[str, int]]:
         """Sizes with a program of their own, spelled as in model.yaml: 8, or {batch: 1, tokens: 128}."""
-        points = [p.range.low() for p in self.programs if p.range.is_size and p.range.bounds]
-        return [next(iter(point.values())) if len(point) == 1 else point for point in points]
+        ranges = [program.range for program in self.programs]
+        free = {name for box in ranges for name, low, high in box.bounds if low < high}
+        found = {
+            tuple((name, low) for name, low, high in box.bounds if low == high and (name in free or box.is_size)): None
+            for box in ranges
+        }
+        return [size[0][1] if len(ranges[0].bounds) == 1 else dict(size) for size in found if size]
 
 
 def encode(manifest: Manifest) -> bytes:

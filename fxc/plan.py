@@ -105,7 +105,7 @@ def make_plan(spec: Spec, directory: Path, target: Target) -> Plan:
 
 def _trace(spec: Spec, model: torch.nn.Module, expected: Mapping[str, int]) -> list[Traced]:
     box = Range(tuple((name, dim.min, dim.max) for name, dim in spec.dims.items()))
-    points = [r.low() for r in spec.sizes()] + [point for r in spec.ranges() for point in (r.low(), r.high())]
+    points = [point for r in (*spec.sizes(), *spec.ranges()) for point in (r.low(), r.high())]
     with kept_aside():
         traces = cover(box, lambda part: trace.capture(model, spec.inputs, part, spec.device), points)
     for name, count in expected.items():

@@ -85,10 +85,10 @@ def warm(
 
 
 def point_for(box: Range, taken: Sequence[Range]) -> dict[str, int] | None:
-    """The lowest point of `box` that no size in `taken` serves, beginning at 1; None where sizes cover all of it."""
+    """The lowest point of `box` that no range in `taken` serves, beginning at 1; None where sizes cover all of it."""
     if box.is_size:
         return box.low()
-    longest = max(high - low for _, low, high in box.bounds)
+    longest = max((high - low for _, low, high in box.bounds), default=0)
     for step in range(longest + 1):
         point = {name: min(max(low, min(1, high)) + step, high) for name, low, high in box.bounds}
         if not any(size.contains(point) for size in taken):
@@ -143,9 +143,8 @@ def _run_all(program: Program, manifest: Manifest) -> None:
     generator = torch.Generator(program.device).manual_seed(0)
     program.bind({weight.name: make_weight(weight, generator) for weight in manifest.weights})
     served = [entry.range for entry in manifest.programs]
-    exact = [box for box in served if box.is_size]
     for box in served:
-        if (point := point_for(box, exact)) is not None:
+        if (point := point_for(box, [other for other in served if other.free < box.free])) is not None:
             program(**{entry.name: make_input(entry, point, generator) for entry in manifest.inputs})
     if program.device.type == "cuda":
         torch.cuda.synchronize(program.device)

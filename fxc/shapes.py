@@ -12,7 +12,8 @@ from fxc.errors import InputError
 
 
 class Range(msgspec.Struct, frozen=True, order=True):
-    """A box of dimension values that one program serves. A *size* is a box with one point.
+    """A box of dimension values that one program serves. A *size* is a box with one point, or with one value of some
+    dimensions.
 
     `bounds` holds (name, lowest, highest) per dimension, both ends included, in the order of the spec's `dims`.
     """
@@ -22,6 +23,11 @@ class Range(msgspec.Struct, frozen=True, order=True):
     @property
     def is_size(self) -> bool:
         return all(low == high for _, low, high in self.bounds)
+
+    @property
+    def free(self) -> int:
+        """How many dimensions may have several values."""
+        return sum(low < high for _, low, high in self.bounds)
 
     @property
     def label(self) -> str:
@@ -71,6 +77,19 @@ def dims_of(shape: Iterable[int | str]) -> Iterator[str]:
     return (name for name, _ in map(parse_size, shape) if name)
 
 
+def size_ranges(size: Mapping[str, int], ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """The boxes of a size: those of the general program that hold it, with the dimensions that it names fixed.
+
+    >>> [r.label for r in size_ranges({"n": 8}, general_ranges({"n": (1, 64), "r": (1, 9)}, [("r", 4)]))]
+    ['n=8,r=1..4', 'n=8,r=5..9']
+    """
+    return tuple(
+        Range(tuple((name, size.get(name, low), size.get(name, high)) for name, low, high in box.bounds))
+        for box in ranges
+        if all(low <= size.get(name, low) <= high for name, low, high in box.bounds)
+    )
+
+
 def size_range(dims: Iterable[str], size: Mapping[str, int]) -> Range:
     """The box with the one point `size`."""
     return Range(tuple((name, size[name], size[name]) for name in dims))
@@ -104,21 +123,16 @@ def edge_points(box: Range, extra: Iterable[Mapping[str, int]] = ()) -> tuple[di
 
 
 def select(ranges: Sequence[Range], values: Mapping[str, int]) -> int:
-    """Index of the program that serves `values`: the exact size if there is one, else the first range that holds it.
+    """Index of the program that serves `values`: of those that hold it the first with the fewest free dimensions, which
+    is the exact size where there is one.
 
     Raises:
         InputError: no range holds it.
     """
-    found = -1
-    for index, box in enumerate(ranges):
-        if box.contains(values):
-            if box.is_size:
-                return index
-            if found < 0:
-                found = index
-    if found < 0:
+    found = [index for index, box in enumerate(ranges) if box.contains(values)]
+    if not found:
         raise out_of_bounds(ranges, values)
-    return found
+    return min(found, key=lambda index: ranges[index].free)
 
 
 def out_of_bounds(ranges: Sequence[Range], values: Mapping[str, int]) -> InputError:

@@ -15,7 +15,7 @@ from fxc import yaml_text
 from fxc.convert import convert, shown, suggest
 from fxc.convert import nearest as nearest
 from fxc.errors import SpecError
-from fxc.shapes import Range, dims_of, general_ranges, parse_size, size_at, size_range
+from fxc.shapes import Range, dims_of, general_ranges, parse_size, size_at, size_ranges
 
 Dtype = Literal[
     "float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
@@ -64,7 +64,7 @@ class DimSpec(_Section, frozen=True):
 
 class CompileSpec(_Section, frozen=True):
     sizes: tuple[Positive | dict[str, Positive], ...] = ()
-    """Values of the dynamic dimension(s) that get a program of their own."""
+    """Values of the dynamic dimension(s) that get a program of their own; a mapping may leave dimensions free."""
     ranges: tuple[Positive | dict[str, Positive], ...] = ()
     """Inner boundaries of the general program: 256 cuts 1..8192 into 1..256 and 257..8192."""
     level: Literal[0, 1, 2, 3] = 2
@@ -96,11 +96,11 @@ class Spec(_Section, frozen=True):
     cudagraph: CudagraphSpec = CudagraphSpec()
 
     def sizes(self) -> tuple[Range, ...]:
-        """`compile.sizes` as boxes with one point, without repeats; none below level 2."""
+        """The boxes of `compile.sizes`, without repeats; none below level 2."""
         if self.compile.level < 2:
             return ()
-        found = (size_range(self.dims, named) for named in named_values(self, self.compile.sizes, "compile.sizes"))
-        return tuple(dict.fromkeys(found))
+        named = named_values(self, self.compile.sizes, "compile.sizes")
+        return tuple(dict.fromkeys(box for size in named for box in size_ranges(size, self.ranges())))
 
     def ranges(self) -> tuple[Range, ...]:
         """The boxes of the general program."""
@@ -299,10 +299,8 @@ def _check_sizes(spec: Spec, where: str, key: str, values: tuple[int | dict[str,
             if not dim.min <= value <= dim.max:
                 outside = f"{value} is outside the bounds of {name}, {dim.min} to {dim.max}"
                 raise _fail(where, key, outside, f"change dims.{name} or remove {value}")
-        missing = [name for name in spec.dims if name not in size]
-        if missing and key != "compile.ranges":
-            lacking = f"{shown(size)} gives no value for {', '.join(missing)}"
-            raise _fail(where, key, lacking, "a size names every dimension")
+        if not size:
+            raise _fail(where, key, "an empty mapping names no dimension", "write {dimension: value}")
 
 
 def _check_passes(spec: Spec, where: str) -> None:

@@ -120,3 +120,12 @@ def test_dimensions_named_as_functions_of_sizes(name: str) -> None:
                 "dims": {name: {"min": 1, "max": 2}},
             }
         )
+
+
+def test_a_size_that_leaves_a_dimension_free() -> None:
+    plan = plan_of(sizes.BatchSeq, level=2, sizes=[{"batch": 3}])
+    assert [program.range.label for program in plan.manifest.programs] == [
+        "batch=3,seq=1..33", "batch=1..9,seq=1..33",
+    ]  # fmt: skip
+    assert plan.manifest.sizes == [{"batch": 3}]
+    assert {unit.range.label for unit in plan.units} == {"batch=3,seq=1..33", "batch=1..9,seq=1..33"}

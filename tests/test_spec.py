@@ -231,7 +231,7 @@ def test_files_that_cannot_be_read(file: Path, tmp_path: Path) -> None:
     ("sizes", "message", "hint"),
     [
         ([8], "spec: compile.sizes: 8 does not say which dimension; there are 2", "write a mapping, {b: 8, t: 8}"),
-        ([{"b": 1}], "spec: compile.sizes: {'b': 1} gives no value for t", "a size names every dimension"),
+        ([{}], "spec: compile.sizes: an empty mapping names no dimension", "write {dimension: value}"),
         ([{"b": 1, "tt": 2}], "spec: compile.sizes: unknown dimension 'tt'", "did you mean 't'?"),
     ],
 )
@@ -245,6 +245,8 @@ def test_sizes_of_two_dimensions(sizes: list[Any], message: str, hint: str) -> N
     good = parse_spec({**data, "compile": {"sizes": [{"t": 2, "b": 1}], "ranges": [{"t": 4}]}})
     assert [box.label for box in good.sizes()] == ["b=1,t=2"]
     assert [box.label for box in good.ranges()] == ["b=1..4,t=1..4", "b=1..4,t=5..9"]
+    part = parse_spec({**data, "compile": {"sizes": [{"b": 2}, {"t": 5}], "ranges": [{"t": 4}]}})
+    assert [box.label for box in part.sizes()] == ["b=2,t=1..4", "b=2,t=5..9", "b=1..4,t=5"]
     assert named_values(good, good.compile.sizes, "compile.sizes") == [{"t": 2, "b": 1}]
     with pytest.raises(SpecError) as caught:
         parse_spec({**data, "compile": {"sizes": sizes}})

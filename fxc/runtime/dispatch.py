@@ -16,7 +16,7 @@ For `input_ids: int64[num_tokens]` and `positions: int64[num_tokens]`, sizes 1 a
         if not input_ids.is_contiguous():
             input_ids = _contiguous(input_ids)
         ...
-        _step = _sizes.get(num_tokens)  # num_tokens=1; num_tokens=8
+        _step = _sizes_0.get(num_tokens)  # num_tokens=1; num_tokens=8
         if _step is None:
             if 1 <= num_tokens <= 8192:
                 _step = _step_2
@@ -33,7 +33,7 @@ from __future__ import annotations
 import keyword
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -44,6 +44,7 @@ from fxc.runtime import inputs as full
 from fxc.shapes import Range, dims_of, parse_size
 
 Step = Callable[..., Any]
+T = TypeVar("T")
 
 
 def source(inputs: Sequence[Input], ranges: Sequence[Range], device: torch.device) -> str:
@@ -67,7 +68,7 @@ def compile_call(
         "set_grad": _torch_run.grad_switch(),
         "autocast": torch.is_autocast_enabled,
         "plainly": partial(_plainly, device.type),
-        "sizes": _size_table(ranges, steps),
+        **{f"sizes_{number}": table for number, (_, table) in enumerate(_size_tables(ranges, steps))},
         **{entry.dtype: getattr(torch, entry.dtype) for entry in inputs},
         **{f"step_{index}": step for index, step in enumerate(steps)},
     }
@@ -88,14 +89,38 @@ def _plainly(kind: str, step: Step, *values: torch.Tensor) -> Any:
         return step(*values)
 
 
-def _size_table(ranges: Sequence[Range], steps: Sequence[Step]) -> dict[Any, Step]:
-    """Steps of exact sizes, by the dimension's value, or by the tuple of values where there are several dimensions."""
-    table: dict[Any, Step] = {}
+def _whole(ranges: Sequence[Range]) -> dict[str, tuple[int, int]]:
+    """Lowest and highest value of each dimension over all ranges."""
+    return {
+        name: (min(box.bounds[axis][1] for box in ranges), max(box.bounds[axis][2] for box in ranges))
+        for axis, (name, _, _) in enumerate(ranges[0].bounds)
+    }
+
+
+def _size_tables(ranges: Sequence[Range], steps: Sequence[T]) -> list[tuple[tuple[str, ...], dict[Any, T]]]:
+    """Steps of sizes by the value of the dimension that they fix, or by the values of several: a table for each set of
+    dimensions, those with most of them first.
+
+    As long as that is what `shapes.select` does: sizes that fix as many other dimensions, or that do not serve all
+    values of the dimensions that they leave free, have to be looked at one by one, and so has all that comes after.
+    """
+    whole = _whole(ranges)
+    levels: dict[int, dict[tuple[str, ...], dict[Any, T]]] = {}
+    mixed = set()
     for box, step in zip(ranges, steps, strict=True):
-        if box.is_size and box.bounds:
-            values = tuple(low for _, low, _ in box.bounds)
-            table.setdefault(values if len(values) > 1 else values[0], step)
-    return table
+        fixed = tuple((name, low) for name, low, high in box.bounds if low == high)
+        if any(low < high and whole[name] != (low, high) for name, low, high in box.bounds):
+            mixed.add(box.free)
+        names, values = tuple(name for name, _ in fixed), tuple(value for _, value in fixed)
+        table = levels.setdefault(box.free, {}).setdefault(names, {})
+        table.setdefault(values if len(values) > 1 else values[0] if values else None, step)
+    tables = []
+    for free, found in sorted(levels.items()):
+        ((names, table), *others) = found.items()
+        if others or free in mixed or not names:
+            break
+        tables.append((names, table))
+    return tables
 
 
 class _Writer:
@@ -177,14 +202,23 @@ class _Writer:
         if not dims:
             yield f"{u}step = {u}step_0"
             return
-        sizes = [box.label for box in self.ranges if box.is_size]
-        values = [self._value(name) for name in dims]
-        key = values[0] if len(values) == 1 else self._tuple(values)
-        general = [(index, box) for index, box in enumerate(self.ranges) if not box.is_size]
-        if sizes:
-            yield f"{u}step = {u}sizes.get({key})  # {'; '.join(sizes)}"
-            yield f"if {u}step is None:"
-        yield from self._indent(1 if sizes else 0, self._pick_range(general))
+        tables = _size_tables(self.ranges, self.ranges)
+        listed = {box for _, table in tables for box in table.values()}
+        rest = [(index, box) for index, box in enumerate(self.ranges) if box not in listed]
+        rest.sort(key=lambda entry: entry[1].free)
+        for depth, (names, table) in enumerate(tables):
+            values = [self._value(name) for name in names]
+            key = values[0] if len(values) == 1 else self._tuple(values)
+            shown = "; ".join(box.label for box in table.values())
+            others = [
+                f"not {low} <= {self._value(name)} <= {high}"
+                for name, (low, high) in _whole(self.ranges).items()
+                if name not in names
+            ]
+            test = " or ".join([f"{u}step is None", *others])
+            lines = [f"{u}step = {u}sizes_{depth}.get({key})  # {shown}", f"if {test}:"]
+            yield from self._indent(depth, iter(lines))
+        yield from self._indent(len(tables), self._pick_range(rest))
 
     def _pick_range(self, general: Sequence[tuple[int, Range]]) -> Iterator[str]:
         if not general:

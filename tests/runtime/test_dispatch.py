@@ -44,7 +44,7 @@ def call(input_ids, positions):
         input_ids = _contiguous(input_ids)
     if not positions.is_contiguous():
         positions = _contiguous(positions)
-    _step = _sizes.get(num_tokens)  # num_tokens=1; num_tokens=8
+    _step = _sizes_0.get(num_tokens)  # num_tokens=1; num_tokens=8
     if _step is None:
         if 1 <= num_tokens <= 256:
             _step = _step_2
@@ -105,6 +105,8 @@ def test_a_dimension_that_no_input_has() -> None:
         [box(batch=1, seq=1), box(batch=2, seq=8), box(batch=(1, 4), seq=(1, 8)), box(batch=(1, 4), seq=(9, 16))],
         [box(batch=(1, 4), seq=(1, 8)), box(batch=2, seq=(1, 16)), box(batch=2, seq=8)],
         [box(batch=(2, 2), seq=(3, 3)), box(batch=2, seq=3)],
+        [box(batch=(1, 4), seq=(1, 16)), box(batch=1, seq=(1, 16)), box(batch=3, seq=(1, 16)), box(batch=3, seq=8)],
+        [box(batch=1, seq=(1, 8)), box(batch=1, seq=(9, 16)), box(batch=(1, 4), seq=(1, 16)), box(batch=(1, 4), seq=4)],
     ],
 )
 def test_picks_as_select_does(ranges: list[Range]) -> None:
