@@ -42,6 +42,11 @@ class Range(msgspec.Struct, frozen=True, order=True):
         return Range(tuple((n, low, high) if n == name else (n, lo, hi) for n, lo, hi in self.bounds))
 
 
+def point_label(point: Mapping[str, int]) -> str:
+    """`batch=1,tokens=4`; `static` without dimensions."""
+    return ",".join(f"{name}={value}" for name, value in point.items()) or "static"
+
+
 def size_range(dims: Iterable[str], size: Mapping[str, int]) -> Range:
     """The box with the one point `size`."""
     return Range(tuple((name, size[name], size[name]) for name in dims))
