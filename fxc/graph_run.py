@@ -101,9 +101,14 @@ def own(traced: Traced, tensors: Mapping[Role, torch.Tensor]) -> dict[Role, torc
 
 @contextmanager
 def seeded(device: str) -> Iterator[None]:
-    """A context in which random numbers are the same each time, and which leaves the caller's alone."""
-    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if device == "cuda" else []):
-        torch.manual_seed(0)
+    """A context in which random numbers are the same each time, and which leaves the caller's alone, on all GPUs: model
+    code may seed them.
+    """
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=gpus):
+        torch.default_generator.manual_seed(0)  # torch.manual_seed would seed GPUs that are not in use yet, later
+        if device == "cuda":
+            torch.cuda.manual_seed(0)
         yield
 
 
