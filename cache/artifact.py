@@ -73,18 +73,19 @@ class Artifact(msgspec.Struct, frozen=True):
 
     def _intact(self, name: str, reader: Callable[[Path, File], T]) -> T:
         """`reader`'s answer. A file that differs because the artifact was built again meanwhile is not damaged."""
-        listed = {file: entry for rank in self.manifest.ranks.values() for file, entry in rank.files.items()}
-        if name not in listed or not is_safe(name):
+        rank = self.manifest.ranks.get(name.partition("/")[0])
+        expected = rank.files.get(name) if rank else None
+        if expected is None or not is_safe(name):
             raise DamagedError(f"{self.path / MANIFEST} lists no file {name}", MEND)
         try:
-            return reader(self.path / name, listed[name])
+            return reader(self.path / name, expected)
         except DamagedError as damage:
             try:
                 now = Artifact.open(self.path)
             except FxcError:
                 raise damage from None
         if now.manifest == self.manifest:
-            return reader(self.path / name, listed[name])  # once more: it may have been replaced twice
+            return reader(self.path / name, expected)  # once more: it may have been replaced twice
         return now._intact(name, reader)
 
 

@@ -29,7 +29,10 @@ Level = Annotated[
     typer.Option("-O", metavar="0..3", min=0, max=3, help="0 eager, 1 general program, 2 sizes too, 3 sizes tuned."),
 ]
 Jobs = Annotated[int | None, typer.Option("--jobs", metavar="N", min=1, help="Compiler processes; default: the cores.")]
-RankOption = Annotated[int | None, typer.Option("--rank", metavar="R", min=0, help="Global rank; default: RANK or 0.")]
+RankOption = Annotated[
+    int | None,
+    typer.Option("--rank", metavar="R", min=0, help="Global rank; default: RANK or 0. Above 0 it needs a world size."),
+]
 WorldSize = Annotated[
     int | None, typer.Option("--world-size", metavar="W", min=1, help="Processes of the job; default: WORLD_SIZE or 1.")
 ]

@@ -147,9 +147,12 @@ def _proof(manifest: Manifest, verbose: bool) -> None:
     if verbose:
         rows = [(p.piece[:12], p.shape, f"{p.max_rel_err:.2e}", f"{p.tolerance:.0e}") for p in manifest.proof]
         render.table("proof", ("piece", "shape", "error", "accepted"), rows, ("error", "accepted"))
+        missing = [(entry.piece[:12], entry.shape, entry.reason) for entry in manifest.unproved]
+        render.table("not compared" if missing else "", ("piece", "shape", "reason"), missing)
         return
     worst = max(manifest.proof, key=lambda proof: proof.max_rel_err)
     checks = render.count(len(manifest.proof), "check")
+    checks += f" ({len(manifest.unproved)} points could not be compared)" if manifest.unproved else ""
     render.line(f"\nproof: {checks} against eager, largest relative error {worst.max_rel_err:.2e} ({worst.shape})")
 
 

@@ -57,6 +57,8 @@ class CheckJob(msgspec.Struct, frozen=True, tag="check"):
     """Sizes to run at; none only loads."""
     lowest: dict[str, int]
     """Lowest sizes that the binary is for."""
+    share: int
+    """How many checks may run at once, which share the memory."""
     values: tuple[tuple[float, float] | None, ...]
     """Per input, the half-open range of made-up integers."""
     directory: str

@@ -132,17 +132,18 @@ def _holds(condition: Condition, point: Mapping[str, int]) -> bool:
 
 
 def _interesting(box: Range, points: Iterable[Mapping[str, int]]) -> list[dict[str, int]]:
-    """Every value of a single dimension (up to 16384), else corners, small values and the given points."""
+    """Every value of a single dimension (up to 16384), else corners and small values; and the given points."""
+    given = [dict(point) for point in points if box.contains(point)]
     if len(box.bounds) == 1:
         ((name, low, high),) = box.bounds
-        return [{name: value} for value in range(low, min(high, low + 16384) + 1)] + [{name: high}]
+        return [*({name: value} for value in range(low, min(high, low + 16384) + 1)), {name: high}, *given]
     axes = {
         name: sorted({low, low + 1, 2, 3, high - 1, high} & set(range(low, high + 1))) for name, low, high in box.bounds
     }
     grid: list[dict[str, int]] = [{}]
     for name, values in axes.items():
         grid = [{**point, name: value} for point in grid for value in values]
-    return grid + [dict(point) for point in points if box.contains(point)]
+    return grid + given
 
 
 def same(general: Traced, special: Traced) -> bool:

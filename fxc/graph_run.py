@@ -79,25 +79,36 @@ def arguments(
 def run(
     traced: Traced, tensors: Mapping[Role, torch.Tensor], point: Mapping[str, int], device: str
 ) -> tuple[list[torch.Tensor], dict[Role, torch.Tensor]]:
-    """Results, and what the graph reads as it is afterwards. `tensors` stay as they are.
+    """Results, and what the graph has written into as it is afterwards. `tensors` stay as they are.
 
     Raises:
-        ValueError: a shape is not what the trace says; compiled code would rely on it.
+        WrongShape: a shape is not what the trace says.
     """
     graph = _placed(traced.graph, torch.device(device))
     roles = [node.meta["role"] if node.users else None for node in traced.graph.find_nodes(op="placeholder")]
-    given = {role: copied(tensors[role]) for role in roles if role is not None}
+    given = own(traced, tensors)
     with torch.no_grad(), seeded(device):
         interpreter = _Checked(graph, {node.name: shape_at(node, point) for node in traced.graph.nodes})
         outputs = interpreter.run(*(role and given[role] for role in roles), enable_io_processing=False)
-    return [value for value in outputs if isinstance(value, torch.Tensor)], given
+    written = {role: tensor for role, tensor in given.items() if tensor is not tensors[role]}
+    return [value for value in outputs if isinstance(value, torch.Tensor)], written
+
+
+def own(traced: Traced, tensors: Mapping[Role, torch.Tensor]) -> dict[Role, torch.Tensor]:
+    """`tensors`, with copies of those that the graph writes into."""
+    return {role: copied(t) if role[1] in traced.mutated else t for role, t in tensors.items()}
 
 
 @contextmanager
 def seeded(device: str) -> Iterator[None]:
-    """A context in which random numbers are the same each time, and which leaves the caller's alone."""
-    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if device == "cuda" else []):
-        torch.manual_seed(0)
+    """A context in which random numbers are the same each time, and which leaves the caller's alone, on all GPUs: model
+    code may seed them.
+    """
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=gpus):
+        torch.default_generator.manual_seed(0)  # torch.manual_seed would seed GPUs that are not in use yet, later
+        if device == "cuda":
+            torch.cuda.manual_seed(0)
         yield
 
 
@@ -111,6 +122,10 @@ def shape_at(node: fx.Node, point: Mapping[str, int]) -> list[int] | None:
         return None
 
 
+class WrongShape(Exception):  # noqa: N818  told as a ProofError by who compares
+    """An op gives another shape than its fake did in the trace; compiled code would rely on that one."""
+
+
 class _Checked(fx.Interpreter):
     """Runs a graph and fails where a shape is not what the trace says."""
 
@@ -122,7 +137,7 @@ class _Checked(fx.Interpreter):
         result = super().run_node(node)
         expected = self.shapes.get(node.name)
         if isinstance(result, torch.Tensor) and expected is not None and list(result.shape) != expected:
-            raise ValueError(f"{node.name} has shape {list(result.shape)}, the trace says {expected}")
+            raise WrongShape(f"{node.name} has shape {list(result.shape)}, the trace says {expected}")
         return result
 
 

@@ -16,7 +16,7 @@ import msgspec
 from fxc._worker import CheckJob, CompileJob, Reply
 from fxc.cache import Cache, key
 from fxc.errors import CompileError, ProofError
-from fxc.manifest import Binary, Proof
+from fxc.manifest import Binary, Proof, Unproved
 from fxc.pool import Pool
 from fxc.progress import Observer
 from fxc.region import Piece
@@ -171,7 +171,7 @@ class Lowering:
     def _take(self, unit: Unit) -> bool:
         """Use what the cache has."""
         found = None if self.force else self.cache.binary(unit.key)
-        if found is not None and (found.proof or not self.prove or unit.piece.random):
+        if found is not None and (found.checked or not self.prove):
             self.done.binaries[unit.key] = found
             return True
         return False
@@ -218,7 +218,7 @@ class Lowering:
             return
         job = CompileJob(
             id=number, text=unit.piece.text, dims=unit.dims(), target=unit.target, options=dict(unit.options),
-            imports=self.imports, directory=str(entry.directory), scratch=str(self.cache.scratch("compiler")),
+            imports=self._imports(unit), directory=str(entry.directory), scratch=str(self.cache.scratch("compiler")),
             fast=fast,
         )  # fmt: skip
         self.pool.send(job)
@@ -226,11 +226,16 @@ class Lowering:
     def _check(self, number: int, entry: _Running) -> None:
         unit = entry.unit
         job = CheckJob(
-            id=number, text=unit.piece.text, device=unit.target.device, imports=self.imports,
+            id=number, text=unit.piece.text, device=unit.target.device, imports=self._imports(unit),
             library=entry.compiled["library"], points=unit.points() if self.prove else (),
-            lowest=unit.range.low(), values=unit.piece.values, directory=str(entry.directory),
+            lowest=unit.range.low(), share=self.pool.jobs, values=unit.piece.values, directory=str(entry.directory),
         )  # fmt: skip
         self.pool.send(job)
+
+    def _imports(self, unit: Unit) -> tuple[str, ...]:
+        """A user's file is run where its ops are called, and nowhere else: it may take long, or change settings of
+        torch that the key of the binary does not know."""
+        return self.imports if unit.piece.custom_ops else ()
 
     def _advance(self, running: dict[int, _Running], reply: Reply) -> None:
         """A job ended: go on to the check, or store the binary."""
@@ -245,12 +250,13 @@ class Lowering:
             return
         del running[reply.id]
         with entry.lock:
-            proof = [Proof(piece=unit.piece.unique, **point) for point in reply.result["proof"]]
-            self._store(entry, tuple(proof))
+            self._store(entry, reply.result)
         self.observer.compiled(unit.label, entry.compile_seconds)
 
-    def _store(self, entry: _Running, proof: tuple[Proof, ...]) -> None:
+    def _store(self, entry: _Running, checked: dict[str, Any]) -> None:
         unit = entry.unit
+        proof = tuple(Proof(piece=unit.piece.unique, **point) for point in checked["proof"])
+        unproved = tuple(Unproved(piece=unit.piece.unique, **point) for point in checked["unproved"])
         record = entry.compiled.get("record")
         if record is None:
             library = Path(entry.compiled["library"])
@@ -259,13 +265,13 @@ class Lowering:
                 files[f"{unit.key}.json"] = Path(entry.compiled["calls"])
             record = Binary(
                 piece=unit.piece.unique, range=unit.range.label, bytes=library.stat().st_size,
-                sha256=key.sha256_file(library), seconds=entry.compile_seconds, proof=proof,
-                assumptions=tuple(entry.compiled["assumptions"]),
+                sha256=key.sha256_file(library), seconds=entry.compile_seconds,
+                checked=self.prove, proof=proof, unproved=unproved, assumptions=tuple(entry.compiled["assumptions"]),
             )  # fmt: skip
             self.done.compiled += 1
         else:
             files = self._files(unit)
-            record = msgspec.structs.replace(record, proof=proof)
+            record = msgspec.structs.replace(record, checked=self.prove, proof=proof, unproved=unproved)
             self.done.reused += 1
         self.cache.store_binary(unit.key, files, record, force=True)
         self.done.binaries[unit.key] = record
@@ -290,7 +296,9 @@ def _failure(unit: Unit, reply: Reply, checking: bool) -> CompileError | ProofEr
     else:
         error = CompileError(
             f"the binary of {unit.label} does not run: {reply.error}",
-            "a host compiler that links libstdc++ statically makes such binaries: try CXX=g++",
+            "a host compiler that links libstdc++ statically makes such binaries: try CXX=g++"
+            if "crashed" in reply.error
+            else "`-v` shows more; where memory is short, use fewer --jobs",
         )
     error.add_note(f"piece:\n{unit.piece.text}\n{reply.detail}")
     return error

@@ -70,7 +70,7 @@ def probe(device: str, *, compiler: bool = True) -> Target:
     return Target(
         device=kind,
         arch=_arch(),
-        cpu_features=X86_64_V3 if _arch() == "x86_64" else (),
+        cpu_features=X86_64_V3 if _arch() == "x86_64" else _features(),  # as `Target.march` says
         torch=version,
         triton=_version("triton"),
         cuda=cuda,

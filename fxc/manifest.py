@@ -81,13 +81,25 @@ class Program(_Record, frozen=True):
 
 
 class Proof(_Record, frozen=True):
-    """A piece that was run against eager."""
+    """A piece that was run against eager, or a program, its pieces as Python, against its graph."""
 
     piece: str
+    """Digest of the piece, or name of the step."""
     shape: str
     """Label of the point, `num_tokens=1`."""
     max_rel_err: float
     tolerance: float
+    excused: int = 0
+    """Rows beyond the tolerance that were accepted, as a rounding error can change them altogether: they lie behind an
+    op such as argmax, topk or a cast to float8."""
+
+
+class Unproved(_Record, frozen=True):
+    """A point where a piece or program was not compared with eager."""
+
+    piece: str
+    shape: str
+    reason: str
 
 
 class Binary(_Record, frozen=True):
@@ -101,8 +113,12 @@ class Binary(_Record, frozen=True):
     sha256: str
     seconds: float
     """Time that compiling it took, whenever that was."""
+    checked: bool = False
+    """Whether it was run at every point that it has to be proved at."""
     proof: tuple[Proof, ...] = ()
-    """Where it was compared with eager; empty when it was not."""
+    """Where it was compared with eager."""
+    unproved: tuple[Unproved, ...] = ()
+    """Where it could not be compared."""
     assumptions: tuple[str, ...] = ()
     """What the compiler took for granted about sizes; the proof is what says that it does not matter."""
 
@@ -184,8 +200,9 @@ class Manifest(_Record, frozen=True, kw_only=True):
     custom_ops: tuple[CustomOp, ...] = ()
     sources: tuple[Source, ...] = ()
     proof: tuple[Proof, ...] = ()
+    unproved: tuple[Unproved, ...] = ()
     proved: bool = True
-    """Whether binaries were compared with eager."""
+    """Whether all binaries and programs were run against eager; `unproved` lists where nothing could be compared."""
     tolerances: dict[str, float] = {}
     """Largest relative error accepted per dtype."""
     seconds: dict[str, float] = {}

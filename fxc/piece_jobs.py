@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from fxc import _torch_build, _torch_run
 from fxc._worker import CheckJob, CompileJob
 from fxc.graph_run import copied, drawn
 from fxc.graph_text import parse_graph, parse_layout
-from fxc.prove import affordable, compare
+from fxc.prove import POINT_BYTES, affordable, compare
 from fxc.scalars import compute
+from fxc.shapes import point_label
+from fxc.target import Target
 
 
 def import_ops(names: tuple[str, ...]) -> None:
@@ -36,6 +39,7 @@ def compile_piece(job: CompileJob) -> dict[str, Any]:
     """Compile, strip, and say where the files are."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(job.directory) / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(Path(job.scratch) / "triton")
+    _require_device(job.target)
     import_ops(job.imports)
     graph, layouts = parse_graph(job.text)
     symbols = _torch_build.Symbols(job.dims)
@@ -54,6 +58,17 @@ def compile_piece(job: CompileJob) -> dict[str, Any]:
     }
 
 
+def _require_device(target: Target) -> None:
+    """Inductor and Triton ask the device in this process what to compile for."""
+    if target.device == "cuda" and torch.cuda.get_device_capability() != target.compute_capability:
+        here = ".".join(map(str, torch.cuda.get_device_capability()))
+        wanted = ".".join(map(str, target.compute_capability or ()))
+        raise RuntimeError(
+            f"error: the GPU that workers see has compute capability {here}, the build is for {wanted}: "
+            "choose one with CUDA_VISIBLE_DEVICES"
+        )
+
+
 def _fake(symbols: _torch_build.Symbols, text: str, device: str) -> torch.Tensor:
     dtype, sizes, strides = parse_layout(text)
     shape = [compute(size, symbols.values) for size in sizes]
@@ -65,7 +80,7 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
     """Load the binary and compare it with eager at every point.
 
     Returns:
-        {"proof": [{"shape", "max_rel_err", "tolerance"}]}
+        {"proof": [{"shape", "max_rel_err", "tolerance", "excused"}], "unproved": [{"shape", "reason"}]}
 
     Raises:
         ProofError: names the result, the point and the error.
@@ -74,12 +89,15 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
     run = _torch_run.runner(Path(job.library), torch.device(job.device))
     graph, layouts = parse_graph(job.text)
     eager = fx.GraphModule({}, graph)
-    proof = []
+    proof, unproved = [], []
+    budget = min(POINT_BYTES, _free_bytes(job.device) // (4 * job.share))
+    random = any(_is_random(node) for node in graph.nodes)
     for wanted in job.points:
-        point = affordable(job.text, wanted, job.lowest)
+        point = affordable(job.text, wanted, job.lowest, budget)
+        label = point_label(wanted if point is None else point)
         if point is None:
+            unproved.append({"shape": label, "reason": f"its tensors take several times {budget >> 20} MiB"})
             continue
-        label = ",".join(f"{name}={value}" for name, value in point.items()) or "static"
         inputs = [
             drawn(layout, point, values, job.device, seed)
             for seed, (layout, values) in enumerate(zip(layouts, job.values, strict=True))
@@ -88,10 +106,19 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
         with torch.no_grad():
             results = eager(*copies)
             found = run([*inputs])
-        if not any(_is_random(node) for node in graph.nodes):
-            errors = compare([*found, *inputs], [*results, *copies], len(results), job.text, label)
-            proof.append({"shape": label, **errors})
-    return {"proof": proof}
+        if random:
+            unproved.append({"shape": label, "reason": "it draws random numbers: it ran, and was not compared"})
+            continue
+        errors = compare([*found, *inputs], [*results, *copies], len(results), job.text, label)
+        proof.append({"shape": label, **errors})
+    return {"proof": proof, "unproved": unproved}
+
+
+def _free_bytes(device: str) -> int:
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    found = re.search(r"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return int(found[1]) << 10 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def _is_random(node: fx.Node) -> bool:

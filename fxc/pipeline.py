@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,8 @@ import msgspec
 
 from fxc import identity, machine
 from fxc.cache import Cache
-from fxc.errors import CacheIOError, CompileError, UsageError
-from fxc.manifest import Manifest, PassReport, Proof
+from fxc.errors import CacheIOError, CompileError, FxcError, UsageError
+from fxc.manifest import Manifest, PassReport, Proof, Unproved
 from fxc.progress import Observer
 from fxc.ranks import Ranks, ranks
 from fxc.spec import Spec, load_spec
@@ -119,13 +119,16 @@ def _miss(
             with contextlib.suppress(CacheIOError):  # a read-only cache
                 identity.remember(cache, direct, manifest)
             return _hit(cache, manifest.hash, plan.seconds, start)
-        rehearsal = _rehearse(plan, spec.device) if prove else []
+        rehearsal = _rehearse(plan, spec.device) if prove else _rehearsed(cache, plan)
         lowered = _lower(plan, cache, pool, prove, force, observer)
     observer.phase("publish")
     at = time.perf_counter()
-    proof = [*rehearsal, *(line for name in sorted(lowered.binaries) for line in lowered.binaries[name].proof)]
+    made = [lowered.binaries[name] for name in sorted(lowered.binaries)]
+    proof, unproved = rehearsal or ((), ())
     manifest = msgspec.structs.replace(
-        manifest, binaries=lowered.binaries, proof=tuple(proof), proved=prove,
+        manifest, binaries=lowered.binaries, proof=(*proof, *(line for binary in made for line in binary.proof)),
+        unproved=(*unproved, *(line for binary in made for line in binary.unproved)),
+        proved=rehearsal is not None and all(binary.checked for binary in made),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds={**plan.seconds, "total": time.perf_counter() - start},
     )  # fmt: skip
@@ -149,13 +152,27 @@ def _require_tools(target: Target) -> None:
         raise CompileError("there is no `strip` on PATH, which binaries are made small with", "apt install binutils")
 
 
-def _rehearse(plan: Plan, device: str) -> list[Proof]:
+_Rehearsal = tuple[Sequence[Proof], Sequence[Unproved]]
+
+
+def _rehearsed(cache: Cache, plan: Plan) -> _Rehearsal | None:
+    """What an earlier build of the same artifact, for another rank say, has found."""
+    try:
+        earlier = cache.artifact(plan.manifest.hash).manifest
+    except FxcError:
+        return None
+    proof = [line for line in earlier.proof if line.piece in plan.parts]
+    unproved = [line for line in earlier.unproved if line.piece in plan.parts]
+    return (proof, unproved) if proof or unproved else None
+
+
+def _rehearse(plan: Plan, device: str) -> _Rehearsal:
     from fxc.rehearse import rehearse
 
     at = time.perf_counter()
-    lines = rehearse(plan.parts, plan.inputs, plan.weights, device)
+    found = rehearse(plan.parts, plan.inputs, plan.weights, device)
     plan.seconds["prove"] = time.perf_counter() - at
-    return lines
+    return found
 
 
 def _lower(plan: Plan, cache: Cache, pool: Any, prove: bool, force: bool, observer: Observer) -> Lowered:

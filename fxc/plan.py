@@ -19,6 +19,7 @@ from fxc.aside import kept_aside
 from fxc.cache import key
 from fxc.cases import cover
 from fxc.errors import SpecError, TraceError
+from fxc.graph_run import seeded
 from fxc.graph_text import print_graph
 from fxc.manifest import FORMAT, Constant, CustomOp, Factor, Input, Manifest, Piece, Program, Source, Weight
 from fxc.models import ModelSource, expected_ops, instantiate, reads, resolve, stored_names
@@ -78,7 +79,7 @@ def make_plan(spec: Spec, directory: Path, target: Target) -> Plan:
     start = time.perf_counter()
     for name in spec.passes.keys() - set(PIPELINE):
         raise SpecError(f"passes.{name}: there is no such pass", "this release has none: remove the key")
-    with reads.recorded(directory) as read:
+    with reads.recorded(directory) as read, seeded(spec.device):
         source = resolve(spec, directory)
         check_splitting_ops(spec.partition.splitting_ops)
         spec = msgspec.structs.replace(spec, inputs=dict(source.inputs), dims=dict(source.dims))

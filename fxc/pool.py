@@ -20,9 +20,10 @@ from fxc.errors import BuildError
 
 _TUNING = re.compile(
     r"_?(AOT|AOTI|AOTINDUCTOR|AOT_INDUCTOR|ATEN|CUTEDSL|CUTLASS|INDUCTOR|TORCHDYNAMO|TORCHINDUCTOR|TORCH_COMPILE|TORCH_LOGS"
-    r"|TORCH_TRACE|KMP|OMP|TRITON(?!\w*_PATH$))(_|$)|ENABLE_(\w+_)?TMA_"
+    r"|TORCH_TRACE|KMP|OMP|TRITON(?!_LIBCUDA_PATH$))(_|$)|ENABLE_(\w+_)?TMA_"
 )
-"""Variables that change what torch compiles, or where it writes. They are no part of a binary's key."""
+"""Variables that change what torch compiles, by which tool, or where it writes. They are no part of a binary's key.
+TRITON_LIBCUDA_PATH only says where the driver is."""
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:

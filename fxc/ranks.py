@@ -25,13 +25,20 @@ def ranks(rank: int | None, world_size: int | None, dp_rank: int | None) -> Rank
     """From arguments, else from RANK and WORLD_SIZE in the environment, else one process.
 
     Raises:
-        UsageError: no numbers, or a rank outside its world.
+        UsageError: no numbers, a rank outside its world, or one above 0 of a world of unknown size.
     """
     found = number(rank, "RANK") or 0
     size = number(world_size, "WORLD_SIZE")
-    size = found + 1 if size is None else size
+    if size is None and found > 0:
+        hint = "give the number of processes too: --world-size, world_size or WORLD_SIZE"
+        raise UsageError(f"rank {found} is of a world whose size is not given", hint)
+    size = 1 if size is None else size
+    if size < 1:
+        raise UsageError(f"a world of {size} has no ranks", "its size is 1 or more")
     if not 0 <= found < size:
         raise UsageError(f"rank {found} is outside a world of {size}", f"ranks are 0 to {size - 1}")
+    if dp_rank is not None and dp_rank < 0:
+        raise UsageError(f"data-parallel rank {dp_rank} is below 0", "they are counted from 0")
     return Ranks(found, size, dp_rank or 0)
 
 

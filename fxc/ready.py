@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +40,8 @@ class WarmResult(msgspec.Struct, frozen=True):
     """lookup, verify, load, first_step, capture, total. A build and the import of torch count to the total
     only."""
     compilations: int
-    """Since the program was loaded: none, it has no compiler."""
+    """Processes that were started from the beginning of load to the end of the first steps. A program has no compiler;
+    where an op that it calls compiles C++ or Triton at its first call, that starts one (g++, ptxas) or more."""
 
 
 def warm(
@@ -71,29 +74,30 @@ def warm(
     # Imports torch, as a server has long done: seconds that count to the total only.
     from fxc.runtime import custom_ops, loader
 
-    with clock.phase("load"):
-        if refs.is_spec(ref):  # a FILE.py that registers ops is named relative to model.yaml
-            custom_ops.prepare(artifact.manifest.custom_ops, Path(ref).resolve().parent)
-        program = loader.load(artifact.path, rank=rank, world_size=world_size, dp_rank=dp_rank)
-    if run:
-        with clock.phase("first_step"):
-            _run_all(program, artifact.manifest)
+    with _started() as processes:
+        with clock.phase("load"):
+            if refs.is_spec(ref):  # a FILE.py that registers ops is named relative to model.yaml
+                custom_ops.prepare(artifact.manifest.custom_ops, Path(ref).resolve().parent)
+            program = loader.load(artifact.path, rank=rank, world_size=world_size, dp_rank=dp_rank)
+        if run:
+            with clock.phase("first_step"):
+                _run_all(program, artifact.manifest)
     return WarmResult(
         hash=artifact.manifest.hash, hit=not built, built=built, ready=True, sizes=artifact.manifest.sizes,
-        seconds=clock.seconds(), compilations=0,
+        seconds=clock.seconds(), compilations=len(processes),
     )  # fmt: skip
 
 
 def point_for(box: Range, taken: Sequence[Range]) -> dict[str, int] | None:
-    """The lowest point of `box` that no range in `taken` serves, beginning at 1; None where sizes cover all of it."""
+    """The lowest point of `box` that no size in `taken` serves; None where sizes cover all of it. 0 comes last."""
     if box.is_size:
         return box.low()
-    longest = max((high - low for _, low, high in box.bounds), default=0)
-    for step in range(longest + 1):
-        point = {name: min(max(low, min(1, high)) + step, high) for name, low, high in box.bounds}
-        if not any(size.contains(point) for size in taken):
-            return point
-    return None
+    axes = []
+    for name, low, high in box.bounds:
+        start = max(low, min(1, high))
+        values = chain(range(start, high + 1), range(low, start))
+        axes.append([(name, value) for value in islice(values, len(taken) + 1)])  # one of these is free, if any is
+    return next((point for point in map(dict, product(*axes)) if not any(size.contains(point) for size in taken)), None)
 
 
 def make_input(entry: Input, point: Mapping[str, int], generator: torch.Generator) -> torch.Tensor:
@@ -148,6 +152,36 @@ def _run_all(program: Program, manifest: Manifest) -> None:
             program(**{entry.name: make_input(entry, point, generator) for entry in manifest.inputs})
     if program.device.type == "cuda":
         torch.cuda.synchronize(program.device)
+
+
+_STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.system"})
+"""Audit events, one for each process that Python code starts. `os.exec` starts none: it is what a fork does then."""
+
+_counting: list[list[str]] = []
+_hooked: list[bool] = []
+
+
+@contextmanager
+def _started() -> Iterator[list[str]]:
+    """The events of processes that start inside the block, in any thread."""
+    if not _hooked:
+        sys.addaudithook(_audit)  # cannot be taken away again
+        _hooked.append(True)
+    events: list[str] = []
+    _counting.append(events)
+    try:
+        yield events
+    finally:
+        _counting[:] = [other for other in _counting if other is not events]
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if not _counting or event not in _STARTS:
+        return
+    if event == "os.posix_spawn" and sys._getframe(1).f_globals.get("__name__") == "subprocess":
+        return  # by Popen, which has said so
+    for events in _counting:
+        events.append(event)
 
 
 class _Clock:

@@ -17,11 +17,11 @@ from torch import fx
 from fxc import graph_run, stitch
 from fxc.errors import ProofError
 from fxc.graph_text import print_graph
-from fxc.manifest import Proof
+from fxc.manifest import Proof, Unproved
 from fxc.partition import Partition
 from fxc.prove import row_errors, tolerance
-from fxc.scalars import is_scalar
-from fxc.shapes import Range
+from fxc.scalars import evaluate, is_scalar
+from fxc.shapes import Range, point_label
 
 LIMIT = {"cpu": 512 << 20, "cuda": 16 << 30}
 """Bytes of weights, constants and inputs from which on a program is not run: making them up would take seconds."""
@@ -30,7 +30,9 @@ SMALL = 6
 """Points are made of values up to this, where the bounds allow: what is looked for does not depend on the size."""
 
 
-def rehearse(parts: Mapping[str, Partition], inputs: Sequence[str], weights: Sequence[str], device: str) -> list[Proof]:
+def rehearse(
+    parts: Mapping[str, Partition], inputs: Sequence[str], weights: Sequence[str], device: str
+) -> tuple[list[Proof], list[Unproved]]:
     """Run every step at two points of its range on made-up tensors.
 
     Args:
@@ -39,24 +41,25 @@ def rehearse(parts: Mapping[str, Partition], inputs: Sequence[str], weights: Seq
         weights: names of weights and constants, in the order in which steps take them.
 
     Returns:
-        One line per step and point; none for a step that is too large, or whose graph refuses made-up inputs.
+        For each step and point a comparison, or the reason why there is none.
 
     Raises:
-        ProofError: a stitched step does not equal its graph.
+        ProofError: a stitched step does not equal its graph, or an op does not give the shape that its fake promised.
     """
     functions = {digest: call.piece.text for digest, call in stitch.unique_pieces(parts.values()).items()}
     text = stitch.stitch(parts, inputs, weights, "Pieces as functions.", functions)
     namespace: dict[str, Any] = {}
     exec(compile(text, "<stitched program>", "exec"), namespace)
-    lines = []
+    proof, unproved = [], []
     for name, part in parts.items():
-        pieces = namespace["PIECES"][name]
+        step = _Step(name, part, inputs, weights, namespace[name], namespace["PIECES"][name], device)
         for point in _points(part.traced.range):
-            tensors = graph_run.arguments([part.traced], point, device, LIMIT[device])
-            if tensors is not None:
-                step = _Step(part, inputs, weights, namespace[name], pieces, device)
-                lines += step.check(tensors, point, f"{name} at {_label(point)}")
-    return lines
+            found = step.check(point)
+            if isinstance(found, Proof):
+                proof.append(found)
+            else:
+                unproved.append(Unproved(piece=name, shape=point_label(point), reason=found))
+    return proof, unproved
 
 
 def _points(box: Range) -> list[dict[str, int]]:
@@ -65,14 +68,11 @@ def _points(box: Range) -> list[dict[str, int]]:
     return [low] if low == small else [low, small]
 
 
-def _label(point: Mapping[str, int]) -> str:
-    return ",".join(f"{name}={value}" for name, value in point.items()) or "static"
-
-
 @dataclasses.dataclass
 class _Step:
     """One step function, and the graph that it was stitched from."""
 
+    name: str
     part: Partition
     inputs: Sequence[str]
     weights: Sequence[str]
@@ -80,38 +80,50 @@ class _Step:
     pieces: Any
     device: str
 
-    def check(self, tensors: Mapping[graph_run.Role, torch.Tensor], point: Mapping[str, int], what: str) -> list[Proof]:
+    def check(self, point: Mapping[str, int]) -> Proof | str:
+        """The comparison at `point`, or why there is none."""
         traced = self.part.traced
+        where = f"{self.name} at {point_label(point)}"
+        limit = tolerance(print_graph(traced.graph, "f"))
         try:
+            tensors = graph_run.arguments([traced], point, self.device, LIMIT[self.device])
+            if tensors is None:
+                return f"weights and inputs take more than {LIMIT[self.device] >> 20} MiB"
             expected, after = graph_run.run(traced, tensors, point, self.device)
             again, _ = graph_run.run(traced, tensors, point, self.device)
-        except Exception:
-            return []  # made-up numbers that the model has no answer to, or a device that is not here
-        limit = tolerance(print_graph(traced.graph, "f"))
+        except graph_run.WrongShape as error:
+            hint = "the fake (meta) implementation of that op must give the shape that the op gives"
+            raise ProofError(f"{where}: {error}", hint) from None
+        except Exception as error:  # made-up numbers that the model has no answer to, a device that is not here
+            return f"eager fails on made-up inputs: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         if any(_error(a, b) > limit for a, b in zip(expected, again, strict=True)):
-            return []  # not even equal to itself
-        given = {role: graph_run.copied(tensor) for role, tensor in tensors.items()}
+            return "eager does not equal itself"
+        given = graph_run.own(traced, tensors)
         try:
             found = self._run(given)
+        except torch.OutOfMemoryError:
+            return "out of memory"
         except Exception as error:
-            raise _fault(f"{what}: {type(error).__name__}: {error}") from error
-        worst = 0.0
+            raise _fault(f"{where}: {type(error).__name__}: {error}") from error
         nodes = [leaf for leaf in _output(traced.graph) if isinstance(leaf, fx.Node) and not is_scalar(leaf)]
         values = dict(zip(nodes, expected, strict=True))
+        worst = 0.0
         for index, (leaf, have) in enumerate(_leaves(traced.output, found)):
+            what = f"result {index} of {where}"
             if leaf in values:
-                worst = max(worst, self._compare(f"result {index} of {what}", have, values[leaf], limit))
+                worst = max(worst, self._compare(what, have, values[leaf], limit))
+            elif isinstance(leaf, fx.Node) and have != (number := evaluate(leaf, point)):
+                raise _fault(f"{what} is {have}, expected {number}")
         for role, want in after.items():
-            worst = max(worst, self._compare(f"{role[1]} after {what}", given[role], want, limit))
-        return [Proof(piece=what.partition(" ")[0], shape=_label(point), max_rel_err=worst, tolerance=limit)]
+            worst = max(worst, self._compare(f"{role[1]} after {where}", given[role], want, limit))
+        return Proof(piece=self.name, shape=point_label(point), max_rel_err=worst, tolerance=limit)
 
     def _run(self, given: Mapping[graph_run.Role, torch.Tensor]) -> Any:
         by_name = {name: tensor for (kind, name), tensor in given.items() if kind != "input"}
         inputs = {name: tensor for (kind, name), tensor in given.items() if kind == "input"}
         step = self.make(self.pieces, tuple(by_name.get(name) for name in self.weights))
         with torch.no_grad(), graph_run.seeded(self.device):
-            # An input that the graph does not read has no node; what is handed over instead is not looked at.
-            return step(*(inputs.get(name) for name in self.inputs))
+            return step(*(inputs[name] for name in self.inputs))
 
     def _compare(self, what: str, have: Any, want: torch.Tensor, limit: float) -> float:
         if not isinstance(have, torch.Tensor) or have.shape != want.shape or have.dtype != want.dtype:

@@ -90,6 +90,11 @@ def size_ranges(size: Mapping[str, int], ranges: Iterable[Range]) -> tuple[Range
     )
 
 
+def point_label(point: Mapping[str, int]) -> str:
+    """`batch=1,tokens=4`; `static` without dimensions."""
+    return ",".join(f"{name}={value}" for name, value in point.items()) or "static"
+
+
 def size_range(dims: Iterable[str], size: Mapping[str, int]) -> Range:
     """The box with the one point `size`."""
     return Range(tuple((name, size[name], size[name]) for name in dims))

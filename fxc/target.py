@@ -16,8 +16,8 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arch: str
     """`x86_64`, `aarch64`: of the host."""
     cpu_features: tuple[str, ...]
-    """Vector extensions the compiler may use for host code, sorted: `avx2`, `fma`, `avx512f`, ... For cuda, whose host
-    code is glue, those of x86-64-v3: any server of the last ten years runs it."""
+    """Vector extensions the compiler may use for host code, sorted: `avx2`, `fma`, `avx512f`, ... For cuda on
+    x86_64, where host code is glue, those of x86-64-v3: any server of the last ten years runs it."""
     torch: str
     """Version of torch with its build, `2.13.0+cpu`."""
     triton: str = ""

@@ -86,7 +86,7 @@ def capture(model: nn.Module, inputs: Mapping[str, InputSpec], box: Range, devic
     """
     widths = {size for parameter in model.parameters() for size in parameter.shape}
     sizes = hints(box, widths | {part for spec in inputs.values() for part in spec.shape if isinstance(part, int)})
-    example = example_inputs(inputs, sizes, device)
+    example = example_inputs(inputs, sizes, device, torch.Generator().manual_seed(0))
     dims = {name: torch.export.Dim(name, min=low, max=high) for name, low, high in box.bounds if low < high}
     _check_named(model, inputs)
     dynamic = {name: _dynamic(spec.shape, dims) for name, spec in inputs.items()}

@@ -54,6 +54,14 @@ def test_broken_conditions_are_suspects() -> None:
     assert list(_suspects(graph, [])) == [(at(20, 20), "n != 20 does not hold at n=20")]
 
 
+def test_conditions_are_asked_at_given_points_far_from_the_lowest() -> None:
+    conditions = [Condition("n % 30000 != 0", lambda sizes: sizes["n"] % 30000 != 0)]
+    graph = Traced(at(2, 40000), torch.fx.Graph(), None, conditions=conditions)
+    assert list(_suspects(graph, [])) == []
+    found = list(_suspects(graph, [{"n": 30000}, {"n": 60000}]))
+    assert found == [(at(30000, 30000), "n % 30000 != 0 does not hold at n=30000")]
+
+
 def test_a_condition_on_data_says_nothing_about_sizes() -> None:
     def holds(sizes: object) -> bool:
         raise KeyError("u0")

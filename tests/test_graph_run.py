@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxc.graph_run import copied, drawn
+from fxc.graph_run import copied, drawn, seeded
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,28 @@ def test_made_up_inputs_are_laid_out_as_said(layout: str) -> None:
 def test_made_up_integers_stay_in_their_range() -> None:
     values = drawn("i64[n]", {"n": 500}, (3, 7), "cpu", 0)
     assert set(values.tolist()) == {3, 4, 5, 6}
+
+
+def test_seeded_numbers_are_the_same_and_the_callers_stay() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    with seeded("cpu"):
+        first = torch.rand(3)
+        torch.manual_seed(7)
+    assert torch.equal(torch.get_rng_state(), before)
+    with seeded("cpu"):
+        assert torch.equal(torch.rand(3), first)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_no_gpu_is_left_with_another_seed(device: str) -> None:
+    torch.cuda.init()
+    torch.manual_seed(5)
+    before = torch.cuda.get_rng_state_all()
+    with seeded(device):
+        first = torch.rand(3, device="cuda")
+        torch.manual_seed(7)
+    assert all(map(torch.equal, torch.cuda.get_rng_state_all(), before))
+    with seeded("cuda"):
+        assert device == "cpu" or torch.equal(torch.rand(3, device="cuda"), first)

@@ -118,14 +118,26 @@ def test_probe_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
     monkeypatch.setattr(machine, "torch_version", lambda: ("2.13.0+cu130", "13.0"))
     monkeypatch.setattr(importlib.metadata, "version", lambda package: {"triton": "3.6.0"}[package])
-    features = X86_64_V3 if machine.probe("cpu").arch == "x86_64" else ()
+    monkeypatch.setattr(machine, "_arch", lambda: "x86_64")
     for device in ("cuda", "cuda:1"):
         found = machine.probe(device)
-        assert (found.device, found.cuda, found.triton, found.cpu_features) == ("cuda", "13.0", "3.6.0", features)
+        assert (found.device, found.cuda, found.triton, found.cpu_features) == ("cuda", "13.0", "3.6.0", X86_64_V3)
         assert found.compute_capability == (9, 0)
         assert found.properties == {"name": "NVIDIA H200", "multi_processor_count": 132}
     with pytest.raises(IncompatibleError, match="there is no device cuda:2: this machine has 2"):
         machine.probe("cuda:2")
+
+
+def test_a_target_for_cuda_on_arm_is_the_builders_own_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host code is compiled for it: there is no level that all servers have."""
+    monkeypatch.setattr(machine, "_gpu", lambda index: ((9, 0), {}))
+    monkeypatch.setattr(machine, "_arch", lambda: "aarch64")
+    monkeypatch.setattr(machine, "_features", lambda: ("asimd", "bf16", "sve"))
+    built, found = machine.probe("cuda", compiler=False), machine.here("cuda")
+    assert (built.arch, built.cpu_features, built.march) == ("aarch64", ("asimd", "bf16", "sve"), "")
+    assert (found, rejected(built, found)) == (built, [])
+    monkeypatch.setattr(machine, "_features", lambda: ("asimd", "bf16"))
+    assert rejected(built, machine.here("cuda")) == ["cpu_features"]
 
 
 def test_probe_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import safetensors.torch
+import torch
 
+from fxc import pipeline
 from fxc.errors import SpecError
 from fxc.plan import make_plan
 from fxc.spec import parse_spec
@@ -51,6 +53,43 @@ def test_a_piece_without_dimensions_is_compiled_once_for_all_sizes() -> None:
     keys = [program.binaries for program in plan.manifest.programs]
     static = [unit for unit in plan.units if not unit.piece.dims]
     assert all(sum(unit.key in binaries for binaries in keys) == 4 for unit in static)
+
+
+RANDOM = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self.register_buffer("noise", torch.randn(4), persistent=False)
+        torch.manual_seed(1234)
+
+    def forward(self, x):
+        return self.lin(x) + self.noise + torch.rand(4)
+"""
+SPEC = """
+model: {target: ./random_model.py:Model}
+device: cpu
+inputs: {x: {shape: [n, 4], dtype: float32}}
+dims: {n: {min: 1, max: 64}}
+compile: {level: 0}
+"""
+
+
+def test_a_build_leaves_the_callers_random_numbers_alone(tmp_path: Path) -> None:
+    """And does not depend on them: what a model draws while it is constructed is part of what it is."""
+    (tmp_path / "random_model.py").write_text(RANDOM)
+    (tmp_path / "model.yaml").write_text(SPEC)
+    hashes = set()
+    for seed in (3, 4):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        hashes.add(pipeline.build(tmp_path / "model.yaml", cache_dir=tmp_path / "cache", force=True).hash)
+        assert torch.equal(torch.get_rng_state(), before)
+    assert len(hashes) == 1
 
 
 def test_level_0_compiles_nothing() -> None:

@@ -17,14 +17,17 @@ from fxc.pool import environment
         "TORCHINDUCTOR_CPP_WRAPPER", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "TORCHDYNAMO_REPRO_AFTER",
         "TORCH_COMPILE_DEBUG", "TORCH_LOGS", "AOT_INDUCTOR_ENABLE_LTO", "AOTI_RUNTIME_CHECK_INPUTS",
         "INDUCTOR_POST_FUSION_SVG", "ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS", "KMP_AFFINITY", "TRITON_INTERPRET",
-        "TRITON_CACHE_DIR", "ENABLE_TMA_LOAD_FOR_TEMPLATE_EPILOGUE", "ENABLE_PERSISTENT_TMA_MATMUL",
+        "TRITON_CACHE_DIR", "TRITON_PTXAS_PATH", "TRITON_CUOBJDUMP_PATH", "ENABLE_TMA_LOAD_FOR_TEMPLATE_EPILOGUE",
+        "ENABLE_PERSISTENT_TMA_MATMUL",
     ],
 )  # fmt: skip
 def test_what_would_change_a_binary_is_kept_from_the_workers(name: str) -> None:
     assert name not in environment({name: "1"})
 
 
-@pytest.mark.parametrize("name", ["PATH", "HOME", "CXX", "CPLUS_INCLUDE_PATH", "TRITON_PTXAS_PATH", "MY_FLAG", "OMPI"])
+@pytest.mark.parametrize(
+    "name", ["PATH", "HOME", "CXX", "CPLUS_INCLUDE_PATH", "TRITON_LIBCUDA_PATH", "MY_FLAG", "OMPI"]
+)
 def test_the_rest_is_passed_on(name: str) -> None:
     assert environment({name: "1"})[name] == "1"
 

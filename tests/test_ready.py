@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from pathlib import Path
+
 import pytest
 import torch
 
+from fxc import pipeline
 from fxc.manifest import Input, Weight
-from fxc.ready import make_input, make_weight, point_for
+from fxc.ready import _started, make_input, make_weight, point_for, warm
 from fxc.shapes import Range, size_range
 
 
@@ -33,8 +38,86 @@ def test_point_for(served: Range, sizes: list[int], point: int | None) -> None:
 
 def test_point_for_two_dimensions() -> None:
     whole = Range((("b", 1, 2), ("t", 1, 100)))
-    assert point_for(whole, [size_range(["b", "t"], {"b": 1, "t": 1})]) == {"b": 2, "t": 2}
+    assert point_for(whole, [size_range(["b", "t"], {"b": 1, "t": 1})]) == {"b": 1, "t": 2}
     assert point_for(Range(()), []) == {}
+
+
+@pytest.mark.parametrize(
+    ("taken", "point"),
+    [
+        ([], (1, 1)),
+        ([(1, 1), (2, 2)], (1, 2)),
+        ([(1, 1), (1, 2), (2, 2)], (2, 1)),
+        ([(1, 1), (1, 2), (2, 1)], (2, 2)),
+        ([(1, 1), (1, 2), (2, 1), (2, 2)], None),
+    ],
+)
+def test_point_for_is_none_only_where_sizes_cover_all(taken: list[tuple[int, int]], point: tuple[int, int]) -> None:
+    whole = Range((("b", 1, 2), ("t", 1, 2)))
+    found = point_for(whole, [size_range(["b", "t"], {"b": b, "t": t}) for b, t in taken])
+    assert found == (point and {"b": point[0], "t": point[1]})
+
+
+def test_point_for_does_not_walk_a_large_box() -> None:
+    whole = Range((("b", 1, 2**31), ("t", 0, 2**31)))
+    sizes = [size_range(["b", "t"], {"b": b, "t": t}) for b in range(1, 9) for t in range(1, 9)]
+    assert point_for(whole, sizes) == {"b": 1, "t": 9}
+
+
+def test_processes_are_counted_once_each() -> None:
+    with _started() as outer:
+        subprocess.run(["true"], check=True)
+        subprocess.run(["true"], check=True, close_fds=False)  # by posix_spawn
+        with _started() as inner:
+            os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
+        os.system("true")
+    subprocess.run(["true"], check=True)
+    assert outer == ["subprocess.Popen", "subprocess.Popen", "os.posix_spawn", "os.system"]
+    assert inner == ["os.posix_spawn"]
+
+
+OPS = """
+import subprocess, torch
+from torch import nn
+
+library = torch.library.Library("ready_ops", "DEF")
+library.define("compiles(Tensor x) -> Tensor")
+ran = []
+
+
+def compiles(x):
+    if x.shape[0] not in ran:
+        ran.append(x.shape[0])
+        subprocess.run(["true"], check=True)
+    return x + 1
+
+
+library.impl("compiles", compiles, "CPU")
+library.impl("compiles", lambda x: torch.empty_like(x), "Meta")
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.ops.ready_ops.compiles(x)
+"""
+SPEC = """
+model: {target: ./ready_ops.py:Model}
+device: cpu
+inputs: {x: {shape: [n, 4], dtype: float32}}
+dims: {n: {min: 1, max: 64}}
+compile: {level: 0, ranges: [32]}
+partition: {splitting_ops: ["ready_ops::compiles"]}
+"""
+
+
+def test_what_an_op_compiles_at_its_first_call_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "ready_ops.py").write_text(OPS)
+    (tmp_path / "model.yaml").write_text(SPEC)
+    cache = tmp_path / "cache"
+    built = pipeline.build(tmp_path / "model.yaml", cache_dir=cache, prove=False)
+    assert warm(tmp_path / "model.yaml", cache_dir=cache, run=False).compilations == 0
+    assert warm(tmp_path / "model.yaml", cache_dir=cache).compilations == 2
+    assert warm(built.hash, cache_dir=cache).compilations == 0
 
 
 @pytest.mark.parametrize(

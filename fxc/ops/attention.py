@@ -10,7 +10,8 @@ key/value head i // (heads // kv_heads). Key j is visible to query i when all of
     chunk = c       i // c == j // c
     key_mask        key_mask[..., j] is not zero
 
-A query that sees no key averages all values, as the additive masks of eager implementations do; never NaN.
+A query that sees no key averages all values, as the additive masks of eager implementations do; never NaN. In float16,
+whose lowest number is -65504, SDPA's average is not an even one.
 
 Registered through `torch.library.Library`: an op of `torch.library.custom_op` imports Dynamo at its first call.
 """
@@ -56,12 +57,12 @@ def _attention(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if softcap is None and sinks is None:
         simple = window is None and chunk is None and key_mask is None
-        mask = None if simple else _bias(query, key_mask, causal, window, chunk)
+        mask = None if simple else _bias(query, key_mask, causal, window, chunk, query.dtype)
         out = scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=causal and simple, scale=scale, enable_gqa=True
         )
     else:
-        mask = _bias(query, key_mask, causal, window, chunk)
+        mask = _bias(query, key_mask, causal, window, chunk, torch.promote_types(query.dtype, torch.float32))
         out = _plain(query, key, value, mask, sinks, scale, softcap)
     out = out.transpose(-3, -2)
     return (out if batch else out[0]).contiguous()
@@ -75,15 +76,18 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, *more: Tensor | None, **options: Any)
 def _plain(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sinks: Tensor | None, scale: float, softcap: float | None
 ) -> Tensor:
-    """Attention written out, for what SDPA lacks: softmax in float32, sinks as one more key."""
+    """Attention written out, for what SDPA lacks: sinks as one more key, softmax in the mask's dtype.
+
+    That is float32 at least: in float16 a hidden key's score would become -inf, and a query that sees none NaN.
+    """
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = query @ key.transpose(-2, -1) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    scores = (scores + mask).float()
+    scores = scores.to(mask.dtype) + mask
     if sinks is not None:
-        column = sinks.float()[None, :, None, None].expand(*scores.shape[:-1], 1)
+        column = sinks.to(mask.dtype)[None, :, None, None].expand(*scores.shape[:-1], 1)
         scores = torch.cat((scores, column), -1)
     weights = scores.softmax(-1)
     if sinks is not None:
@@ -101,15 +105,17 @@ def visible(i: Tensor, j: Tensor, causal: bool, window: int | None, chunk: int |
     return seen
 
 
-def _bias(query: Tensor, key_mask: Tensor | None, causal: bool, window: int | None, chunk: int | None) -> Tensor:
+def _bias(
+    query: Tensor, key_mask: Tensor | None, causal: bool, window: int | None, chunk: int | None, dtype: torch.dtype
+) -> Tensor:
     """What is added to the scores, [batch, 1, tokens, tokens]: 0 for a visible key, else the lowest finite number."""
     index = torch.arange(query.shape[-2], device=query.device)
     seen = visible(index[:, None], index[None, :], causal, window, chunk)[None, None]
     if key_mask is not None:
         keys = key_mask if key_mask.dim() == 2 else key_mask[None]
         seen = seen & (keys != 0)[:, None, None, :]
-    bias = torch.zeros(seen.shape, dtype=query.dtype, device=query.device)
-    return bias.masked_fill(~seen, torch.finfo(query.dtype).min)
+    bias = torch.zeros(seen.shape, dtype=dtype, device=query.device)
+    return bias.masked_fill(~seen, torch.finfo(dtype).min)
 
 
 def _check(

@@ -5,12 +5,14 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
+import msgspec
 import pytest
 
 from fxc.cache import Artifact, Cache
 from fxc.errors import CacheIOError, CacheMissError, DamagedError, IncompatibleError
-from fxc.manifest import Manifest
+from fxc.manifest import Manifest, Rank
 
 from .conftest import CODE, HASH, LIBRARY, PIECE
 from .test_binaries import hurt
@@ -96,6 +98,19 @@ def test_a_renamed_directory_in_the_cache(cache: Cache, artifact: Artifact) -> N
     with pytest.raises(DamagedError, match=f"{other}/manifest.json is of artifact {HASH}"):
         cache.artifact(other)
     assert Artifact.open(artifact.path.with_name(other)).verify() == 2
+
+
+def test_a_file_is_read_without_looking_through_other_ranks(artifact: Artifact) -> None:
+    class Apart(dict[str, Rank]):
+        def values(self) -> NoReturn:  # type: ignore[override]
+            raise AssertionError("all ranks were looked through")
+
+        items = values  # type: ignore[assignment]
+
+    ranks = Apart(artifact.manifest.ranks)
+    one = Artifact(artifact.path, msgspec.structs.replace(artifact.manifest, ranks=ranks))
+    assert one.read(TEXT) == CODE
+    assert one.verify("rank_0_0") == 2
 
 
 def test_moved_and_copied(artifact: Artifact, tmp_path: Path) -> None:

@@ -103,12 +103,38 @@ def test_key_mask_of_one_sequence() -> None:
     torch.testing.assert_close(attention(q, k, v, mask), attention(q[None], k[None], v[None], mask[None])[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("options", [{"causal": False}, {"causal": False, "softcap": 1.0}], ids=str)
-def test_query_without_keys_averages_the_values(options: dict[str, Any]) -> None:
-    q, k, v = tensors(1, 4)
-    out = attention(q, k, v, torch.zeros(1, 4, dtype=torch.bool), **options)
+def test_query_without_keys_averages_the_values(options: dict[str, Any], dtype: torch.dtype) -> None:
+    check_average(dtype, **options)
+
+
+@pytest.mark.parametrize("options", [{"causal": False, "softcap": 1.0}, {"softcap": 50.0}], ids=str)
+def test_query_without_keys_averages_the_values_in_float16(options: dict[str, Any]) -> None:
+    check_average(torch.float16, **options)
+
+
+def check_average(dtype: torch.dtype, **options: Any) -> None:
+    q, k, v = tensors(1, 4, dtype=dtype)
+    out = attention(q * -9, k, v, torch.zeros(1, 4, dtype=torch.bool), **options)
     expected = v.mean(1, keepdim=True).repeat_interleave(HEADS // KV_HEADS, 2).expand_as(out)
     torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sinks", [False, True], ids=["plain", "sinks"])
+def test_hidden_keys_weigh_nothing_in_low_precision(dtype: torch.dtype, sinks: bool) -> None:
+    """Scores of -2000 and less, where float16 has no room below."""
+    q, k, v = tensors(7, dtype=dtype)
+    mask = torch.tensor([0, 0, 1, 1, 0, 1, 1])
+    column = torch.full((HEADS,), -2000.0, dtype=dtype) if sinks else None
+    q, k = q.abs() * -30, k.abs() * 30
+    out = attention(q, k, v, mask, column, softcap=2000.0)
+    assert out.isfinite().all()
+    if not sinks:
+        torch.testing.assert_close(out[:2], v.mean(0).repeat_interleave(HEADS // KV_HEADS, 0).expand(2, -1, -1))
+    else:
+        assert not out[:2].any()  # the sink takes all
 
 
 def test_values_may_have_another_width() -> None:

@@ -48,7 +48,7 @@ def linear(inner: int = 8, outer: int = 8) -> nn.Linear:
 _LIBRARY = torch.library.Library("zoo", "DEF")
 
 
-def _op(schema: str, fake: Any = None) -> Any:
+def op(schema: str, fake: Any = None) -> Any:
     """Define `zoo::<schema>` with the function as its kernel, which also tells shapes where there is no `fake`."""
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)
@@ -62,48 +62,48 @@ def _op(schema: str, fake: Any = None) -> Any:
     return register
 
 
-@_op("mix(Tensor x) -> Tensor")
+@op("mix(Tensor x) -> Tensor")
 def _mix(x: Tensor) -> Tensor:
     """The graph is cut here."""
     return x.cumsum(0) * 0.5
 
 
-@_op("pair(Tensor x, Tensor y) -> (Tensor, Tensor)")
+@op("pair(Tensor x, Tensor y) -> (Tensor, Tensor)")
 def _pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return x.cumsum(0) + y, x.amax(-1)
 
 
-@_op("many(Tensor[] xs) -> Tensor[]")
+@op("many(Tensor[] xs) -> Tensor[]")
 def _many(xs: list[Tensor]) -> list[Tensor]:
     return [x.flip(0) + 1 for x in xs]
 
 
-@_op("write(Tensor(a!) out, Tensor x) -> ()", fake=lambda out, x: None)
+@op("write(Tensor(a!) out, Tensor x) -> ()", fake=lambda out, x: None)
 def _write(out: Tensor, x: Tensor) -> None:
     """Adds the rows of x, last first, one after another to the rows of out: reads what it has written."""
     for row in range(min(out.shape[0], x.shape[0])):
         out[row].add_(x[row - 1])
 
 
-@_op("write_both(Tensor(a!) out, Tensor(b!) other, Tensor x) -> Tensor")
+@op("write_both(Tensor(a!) out, Tensor(b!) other, Tensor x) -> Tensor")
 def _write_both(out: Tensor, other: Tensor, x: Tensor) -> Tensor:
     out.add_(x)
     other.mul_(2)
     return x + 1
 
 
-@_op("write_all(Tensor(a!)[] outs, Tensor x) -> ()")
+@op("write_all(Tensor(a!)[] outs, Tensor x) -> ()")
 def _write_all(outs: list[Tensor], x: Tensor) -> None:
     for out in outs:
         out.add_(x)
 
 
-@_op("rows(Tensor x, SymInt n, SymInt[] shape) -> Tensor")
+@op("rows(Tensor x, SymInt n, SymInt[] shape) -> Tensor")
 def _rows(x: Tensor, n: int, shape: list[int]) -> Tensor:
     return x.new_full(shape, 0.5) * n + x.sum()
 
 
-@_op(
+@op(
     "options(Tensor x, Tensor? bias=None, *, str mode='add', float scale=1.0, int[] dims=[0], bool flip=False, "
     "ScalarType? dtype=None, Device? device=None, Tensor?[] extras) -> Tensor"
 )
@@ -124,19 +124,19 @@ noted: list[int] = []
 """Rows of what `zoo::note` was called with."""
 
 
-@_op("note(Tensor x) -> ()", fake=lambda x: None)
+@op("note(Tensor x) -> ()", fake=lambda x: None)
 def _note(x: Tensor) -> None:
     """An effect that no tensor shows."""
     noted.append(x.shape[0])
 
 
-@_op("act(Tensor x) -> Tensor")
+@op("act(Tensor x) -> Tensor")
 def _act(x: Tensor) -> Tensor:
     """Functional, called from inside a piece."""
     return x.sigmoid() * 2
 
 
-@_op("turned(Tensor x) -> Tensor")
+@op("turned(Tensor x) -> Tensor")
 def _turned(x: Tensor) -> Tensor:
     """A result that is not contiguous, and whose fake says so."""
     return x.t().contiguous().t() * 2
