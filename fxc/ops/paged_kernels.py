@@ -27,18 +27,11 @@ LOWEST = tl.constexpr(-1e30)
 
 
 @triton.jit
-def _find(starts, requests, index, QUERIES: tl.constexpr, BY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The request that `index` belongs to; `requests` for what lies behind the last one."""
-    lanes = tl.arange(0, 128)
-    count = tl.zeros([128], tl.int32)
-    for base in range(0, requests + 1, 128):
-        request = base + lanes
-        there = request <= requests
-        first = tl.load(starts + request, mask=there, other=0)
-        if BY == TILE:
-            first = first // QUERIES + request
-        count += (there & (first <= index)).to(tl.int32)
-    return tl.sum(count, 0) - 1
+def _before(first, request, requests, index, QUERIES: tl.constexpr, BY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Whether `request`, whose first token is `first`, begins at or before `index`."""
+    if BY == TILE:
+        first = first // QUERIES + request
+    return ((request <= requests) & (first <= index)).to(tl.int32)
 
 
 @triton.jit
@@ -53,23 +46,14 @@ def _low(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[n
 
 
 @triton.jit
-def _place(starts, lengths, tokens, requests, index, QUERIES: tl.constexpr, BY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of tile `index`: its request, that one's first token, number of queries and length, and the tile's first query.
-
-    The tokens behind the last request are treated as a request of length 0.
-    """
-    request = index if BY == REQUEST else _find(starts, requests, index, QUERIES, BY)
-    real = request < requests
-    start = tl.load(starts + request)
-    end = tl.load(starts + request + 1, mask=real, other=0)
-    length = tl.load(lengths + request, mask=real, other=0)
-    count = tl.where(real, end, tokens) - start
+def _first_query(request, start, index, QUERIES: tl.constexpr, BY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Tile `index` of `request` begins with this one of its queries."""
     query = start * 0
     if BY == TOKEN:
         query = index - start
     if BY == TILE:
         query = (index - (start // QUERIES + request)) * QUERIES
-    return request, start, count, length, query
+    return query
 
 
 @triton.jit
@@ -83,10 +67,10 @@ def _keys(position, length, splits, QUERIES: tl.constexpr, KEYS: tl.constexpr, W
 
 @triton.jit
 def _span(  # type: ignore[no-untyped-def]
-    acc, top, total, q, low, position, first, last, k, v, table, scale, softcap, length,
+    acc, top, total, q, low, position, first, last, k, v, table, length,
     k_block, k_slot, v_block, v_slot,
     KEYS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr,
-    DV_PAD: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
+    DV_PAD: tl.constexpr, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Key tiles first..last of the online softmax; unless MASKED, every row sees every key of them."""
     d, dv, lanes = tl.arange(0, D_PAD), tl.arange(0, DV_PAD), tl.arange(0, KEYS)
@@ -109,10 +93,10 @@ def _span(  # type: ignore[no-untyped-def]
         else:
             keys = tl.load(k_at)
         scores = tl.dot(q, keys, input_precision="ieee")
-        if SOFTCAP:  # tanh(x) = 2 sigmoid(2 x) - 1
-            scores = (softcap * LOG2E) * (2 * tl.sigmoid(2 * scale / softcap * scores) - 1)
+        if SOFTCAP > 0:  # tanh(x) = 2 sigmoid(2 x) - 1
+            scores = (SOFTCAP * LOG2E) * (2 * tl.sigmoid(2 * SCALE / SOFTCAP * scores) - 1)
         else:
-            scores = scores * (scale * LOG2E)
+            scores = scores * (SCALE * LOG2E)
         if MASKED:
             seen = (key[None, :] >= low[:, None]) & (key[None, :] <= position[:, None])
             scores = tl.where(seen, scores, float("-inf"))
@@ -131,13 +115,13 @@ def _span(  # type: ignore[no-untyped-def]
     return acc, top, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "requests", "splits", "tiles"])
 def attend(  # type: ignore[no-untyped-def]
-    q, k, v, table, lengths, starts, sinks, out, parts, sums, scale, softcap, tokens, requests, splits, tiles,
+    q, k, v, table, lengths, starts, sinks, out, parts, sums, tokens, requests, splits, tiles,
     q_token, q_head, k_block, k_slot, k_head, v_block, v_slot, v_head, table_row, out_token, out_head,
     BY: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr,
     BLOCK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr,
     QUERIES: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles * KV_HEADS, splits). Requests of up to SKIP queries are left to another launch."""
@@ -145,13 +129,26 @@ def attend(  # type: ignore[no-untyped-def]
     index = tl.program_id(0) // KV_HEADS
     if BY == TILE:  # late tiles see more keys: the longest programs start first
         index = tiles - 1 - index
-    request, start, count, length, query = _place(starts, lengths, tokens, requests, index, QUERIES, BY)
+    if BY == REQUEST:
+        request = index
+    else:
+        found = tl.zeros([128], tl.int32)
+        for base in range(0, requests + 1, 128):
+            each = base + tl.arange(0, 128)
+            first = tl.load(starts + each, mask=each <= requests, other=0)
+            found += _before(first, each, requests, index, QUERIES, BY)
+        request = tl.sum(found, 0) - 1
+    real = request < requests  # else these are the tokens behind the last request, as one of length 0
+    start = tl.load(starts + request)
+    count = tl.where(real, tl.load(starts + request + 1, mask=real, other=0), tokens) - start
+    length = tl.load(lengths + request, mask=real, other=0)
+    query = _first_query(request, start, index, QUERIES, BY)
     if query >= count:
         return
     if BY == REQUEST:
         if count > QUERIES:
             return
-    if (SKIP > 0) & (request < requests) & (count <= SKIP):
+    if (SKIP > 0) & real & (count <= SKIP):
         return
     first, last, share = _keys(length - count + query, length, splits, QUERIES, KEYS, WINDOW, CHUNK)
     if SPLIT:
@@ -192,63 +189,72 @@ def attend(  # type: ignore[no-untyped-def]
     stop = tl.maximum(end + 1, 0)
     if (WINDOW > 0) | (CHUNK > 0):
         acc, top, total = _span(
-            acc, top, total, rows, low, position, first, inner, k, v, table, scale, softcap, stop,
-            k_block, k_slot, v_block, v_slot, KEYS, BLOCK, D, DV, D_PAD, DV_PAD, SOFTCAP, True,
+            acc, top, total, rows, low, position, first, inner, k, v, table, stop,
+            k_block, k_slot, v_block, v_slot, KEYS, BLOCK, D, DV, D_PAD, DV_PAD, SCALE, SOFTCAP, True,
         )  # fmt: skip
     acc, top, total = _span(
-        acc, top, total, rows, low, position, inner, outer, k, v, table, scale, softcap, stop,
-        k_block, k_slot, v_block, v_slot, KEYS, BLOCK, D, DV, D_PAD, DV_PAD, SOFTCAP, False,
+        acc, top, total, rows, low, position, inner, outer, k, v, table, stop,
+        k_block, k_slot, v_block, v_slot, KEYS, BLOCK, D, DV, D_PAD, DV_PAD, SCALE, SOFTCAP, False,
     )  # fmt: skip
     acc, top, total = _span(
-        acc, top, total, rows, low, position, outer, last, k, v, table, scale, softcap, stop,
-        k_block, k_slot, v_block, v_slot, KEYS, BLOCK, D, DV, D_PAD, DV_PAD, SOFTCAP, True,
+        acc, top, total, rows, low, position, outer, last, k, v, table, stop,
+        k_block, k_slot, v_block, v_slot, KEYS, BLOCK, D, DV, D_PAD, DV_PAD, SCALE, SOFTCAP, True,
     )  # fmt: skip
 
-    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+    total = tl.where(total > 0, total, 1.0)  # a row without keys: 0 and LOWEST
+    acc = acc / total[:, None]
     inside = valid[:, None] & (dv < DV)[None, :]
     if SPLIT:
-        line = token if BY != REQUEST else request.to(tl.int64) * QUERIES + mine
+        line = token if BY != REQUEST else index.to(tl.int64) * QUERIES + mine
         line = (line * (KV_HEADS * GROUP) + heads) * splits + tl.program_id(1)
         tl.store(parts + line[:, None] * DV + dv[None, :], acc, mask=inside)
-        tl.store(sums + line, tl.where(total > 0, top + tl.log2(total), LOWEST), mask=valid)
+        tl.store(sums + line, top + tl.log2(total), mask=valid)
     else:
         to = out + (token * out_token + heads * out_head)[:, None] + dv[None, :]
         tl.store(to, acc.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "requests", "splits"])
 def merge(  # type: ignore[no-untyped-def]
     parts, sums, lengths, starts, out, tokens, requests, splits, out_token, out_head,
     BY: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, QUERIES: tl.constexpr, SKIP: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
     """Grid (lines, HEADS): a line is a token, or with REQUEST a query of a request. MANY partial results at a time."""
-    line = tl.program_id(0).to(tl.int64)
+    index = tl.program_id(0)
     head = tl.program_id(1)
     if BY == REQUEST:
-        request, start, count, length, query = _place(
-            starts, lengths, tokens, requests, tl.program_id(0) // QUERIES, QUERIES, REQUEST
-        )
-        mine = tl.program_id(0) % QUERIES
+        request = index // QUERIES
+    else:
+        found = tl.zeros([128], tl.int32)
+        for base in range(0, requests + 1, 128):
+            each = base + tl.arange(0, 128)
+            first = tl.load(starts + each, mask=each <= requests, other=0)
+            found += _before(first, each, requests, index, QUERIES, TOKEN)
+        request = tl.sum(found, 0) - 1
+    real = request < requests  # else these are the tokens behind the last request, as one of length 0
+    start = tl.load(starts + request)
+    count = tl.where(real, tl.load(starts + request + 1, mask=real, other=0), tokens) - start
+    length = tl.load(lengths + request, mask=real, other=0)
+    mine = index - start
+    if BY == REQUEST:
+        mine = index % QUERIES
         if count > QUERIES:
             return
-    else:
-        request, start, count, length, mine = _place(
-            starts, lengths, tokens, requests, tl.program_id(0), QUERIES, TOKEN
-        )
-        query = mine // QUERIES * QUERIES
     if mine >= count:
         return
-    if (SKIP > 0) & (request < requests) & (count <= SKIP):
+    if (SKIP > 0) & real & (count <= SKIP):
         return
-    first, last, share = _keys(length - count + query, length, splits, QUERIES, KEYS, WINDOW, CHUNK)
+    first, last, share = _keys(
+        length - count + mine // QUERIES * QUERIES, length, splits, QUERIES, KEYS, WINDOW, CHUNK
+    )
     used = tl.cdiv(last - first, share)
 
     dv, lanes = tl.arange(0, DV_PAD), tl.arange(0, MANY)
     acc = tl.zeros([DV_PAD], tl.float32)
     top = LOWEST * 1.0
     total = 0.0
-    line = (line * HEADS + head) * splits
+    line = (index.to(tl.int64) * HEADS + head) * splits
     for base in range(0, used, MANY):
         part = base + lanes
         there = part < used

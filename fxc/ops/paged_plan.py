@@ -24,6 +24,8 @@ class Launch:
     """Programs that share the keys of a tile."""
     warps: int
     stages: int
+    registers: int | None = None
+    """The most that a thread may have, so that more programs fit on a multiprocessor."""
     skip: int = 0
     """Requests of up to so many queries are another launch's."""
 

@@ -77,13 +77,13 @@ def attend(
         call(
             kernels.attend, (tiles * kv_heads, launch.splits),
             q, k_cache, v_cache, block_table, seq_lens, query_starts, q if sinks is None else sinks, out, parts, sums,
-            d**-0.5 if scale is None else scale, 1.0 if softcap is None else softcap,
             tokens, requests, launch.splits, tiles,
             q.stride(0), q.stride(1), *k_cache.stride()[:3], *v_cache.stride()[:3],
             block_table.stride(0), out.stride(0), out.stride(1),
             ROWS=launch.rows, GROUP=group, KV_HEADS=kv_heads, BLOCK=block, D=d, D_PAD=_pad(d),
-            SOFTCAP=softcap is not None, SINKS=sinks is not None, SPLIT=launch.splits > 1, **shared,
+            SCALE=d**-0.5 if scale is None else scale, SOFTCAP=softcap or 0.0, SINKS=sinks is not None, SPLIT=launch.splits > 1, **shared,
             num_warps=launch.warps, num_stages=launch.stages,
+            **({} if launch.registers is None else {"maxnreg": launch.registers}),
         )  # fmt: skip
         if launch.splits > 1:
             call(
