@@ -75,6 +75,7 @@ def _span(  # type: ignore[no-untyped-def]
     """Key tiles first..last of the online softmax; unless MASKED, every row sees every key of them."""
     d, dv, lanes = tl.arange(0, D_PAD), tl.arange(0, DV_PAD), tl.arange(0, KEYS)
     floor = tl.min(low, 0)
+    factor: tl.constexpr = (SOFTCAP if SOFTCAP > 0 else SCALE) * LOG2E  # positive; to base 2
     for tile in range(first, last):
         key = tile * KEYS + lanes
         if MASKED:  # what nobody wrote may be NaN, and 0 * NaN is NaN; entries of the table may be anything there
@@ -94,14 +95,12 @@ def _span(  # type: ignore[no-untyped-def]
             keys = tl.load(k_at)
         scores = tl.dot(q, keys, input_precision="ieee")
         if SOFTCAP > 0:  # tanh(x) = 2 sigmoid(2 x) - 1
-            scores = (SOFTCAP * LOG2E) * (2 * tl.sigmoid(2 * SCALE / SOFTCAP * scores) - 1)
-        else:
-            scores = scores * (SCALE * LOG2E)
+            scores = 2 * tl.sigmoid(2 * SCALE / SOFTCAP * scores) - 1
         if MASKED:
             seen = (key[None, :] >= low[:, None]) & (key[None, :] <= position[:, None])
             scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        weights = tl.exp2(scores - higher[:, None])
+        higher = tl.maximum(top, tl.max(scores, 1) * factor)
+        weights = tl.exp2(scores * factor - higher[:, None])
         faded = tl.exp2(top - higher)
         total = total * faded + tl.sum(weights, 1)
         top = higher
@@ -129,19 +128,23 @@ def attend(  # type: ignore[no-untyped-def]
     index = tl.program_id(0) // KV_HEADS
     if BY == TILE:  # late tiles see more keys: the longest programs start first
         index = tiles - 1 - index
-    if BY == REQUEST:
-        request = index
-    else:
-        found = tl.zeros([128], tl.int32)
-        for base in range(0, requests + 1, 128):
-            each = base + tl.arange(0, 128)
-            first = tl.load(starts + each, mask=each <= requests, other=0)
-            found += _before(first, each, requests, index, QUERIES, BY)
-        request = tl.sum(found, 0) - 1
-    real = request < requests  # else these are the tokens behind the last request, as one of length 0
+    request = tl.minimum(index, requests - 1)  # right for a request, and for a token if each request has one
     start = tl.load(starts + request)
-    count = tl.where(real, tl.load(starts + request + 1, mask=real, other=0), tokens) - start
-    length = tl.load(lengths + request, mask=real, other=0)
+    end = tl.load(starts + request + 1)
+    length = tl.load(lengths + request)
+    if BY != REQUEST:
+        if (BY == TILE) | (start != index) | (end != index + 1):
+            found = tl.zeros([128], tl.int32)
+            for base in range(0, requests + 1, 128):
+                each = base + tl.arange(0, 128)
+                first = tl.load(starts + each, mask=each <= requests, other=0)
+                found += _before(first, each, requests, index, QUERIES, BY)
+            request = tl.sum(found, 0) - 1
+            start = tl.load(starts + request)
+            end = tl.load(starts + request + 1, mask=request < requests, other=0)
+            length = tl.load(lengths + request, mask=request < requests, other=0)
+    real = request < requests  # else these are the tokens behind the last request, as one of length 0
+    count = tl.where(real, end, tokens) - start
     query = _first_query(request, start, index, QUERIES, BY)
     if query >= count:
         return
@@ -181,12 +184,12 @@ def attend(  # type: ignore[no-untyped-def]
 
     # Tiles before `inner` hold keys that some row is too late for, tiles from `outer` on keys that some row is too early for.
     begin = length - count + query
-    end = tl.minimum(begin + QUERIES, length) - 1
+    final = tl.minimum(begin + QUERIES, length) - 1
     inner = first
     if (WINDOW > 0) | (CHUNK > 0):
-        inner = tl.minimum(tl.maximum(tl.cdiv(_low(tl.maximum(end, 0), WINDOW, CHUNK), KEYS), first), last)
+        inner = tl.minimum(tl.maximum(tl.cdiv(_low(tl.maximum(final, 0), WINDOW, CHUNK), KEYS), first), last)
     outer = tl.minimum(tl.maximum((tl.maximum(begin, -1) + 1) // KEYS, inner), last)
-    stop = tl.maximum(end + 1, 0)
+    stop = tl.maximum(final + 1, 0)
     if (WINDOW > 0) | (CHUNK > 0):
         acc, top, total = _span(
             acc, top, total, rows, low, position, first, inner, k, v, table, stop,
@@ -223,19 +226,23 @@ def merge(  # type: ignore[no-untyped-def]
     """Grid (lines, HEADS): a line is a token, or with REQUEST a query of a request. MANY partial results at a time."""
     index = tl.program_id(0)
     head = tl.program_id(1)
-    if BY == REQUEST:
-        request = index // QUERIES
-    else:
-        found = tl.zeros([128], tl.int32)
-        for base in range(0, requests + 1, 128):
-            each = base + tl.arange(0, 128)
-            first = tl.load(starts + each, mask=each <= requests, other=0)
-            found += _before(first, each, requests, index, QUERIES, TOKEN)
-        request = tl.sum(found, 0) - 1
-    real = request < requests  # else these are the tokens behind the last request, as one of length 0
+    request = tl.minimum(index // QUERIES, requests - 1)  # right for a request, and for a token if each request has one
     start = tl.load(starts + request)
-    count = tl.where(real, tl.load(starts + request + 1, mask=real, other=0), tokens) - start
-    length = tl.load(lengths + request, mask=real, other=0)
+    end = tl.load(starts + request + 1)
+    length = tl.load(lengths + request)
+    if BY != REQUEST:
+        if (BY == TILE) | (start != index) | (end != index + 1):
+            found = tl.zeros([128], tl.int32)
+            for base in range(0, requests + 1, 128):
+                each = base + tl.arange(0, 128)
+                first = tl.load(starts + each, mask=each <= requests, other=0)
+                found += _before(first, each, requests, index, QUERIES, TOKEN)
+            request = tl.sum(found, 0) - 1
+            start = tl.load(starts + request)
+            end = tl.load(starts + request + 1, mask=request < requests, other=0)
+            length = tl.load(lengths + request, mask=request < requests, other=0)
+    real = request < requests  # else these are the tokens behind the last request, as one of length 0
+    count = tl.where(real, end, tokens) - start
     mine = index - start
     if BY == REQUEST:
         mine = index % QUERIES

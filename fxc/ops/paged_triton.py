@@ -86,10 +86,11 @@ def attend(
             **({} if launch.registers is None else {"maxnreg": launch.registers}),
         )  # fmt: skip
         if launch.splits > 1:
+            many = min(32, _pad(launch.splits, 1))
             call(
                 kernels.merge, (lines, heads),
                 parts, sums, seq_lens, query_starts, out, tokens, requests, launch.splits, out.stride(0), out.stride(1),
-                HEADS=heads, MANY=16, **shared, num_warps=4,
+                HEADS=heads, MANY=many, **shared, num_warps=max(1, min(4, many * _pad(dv) // 1024)),
             )  # fmt: skip
     return out
 
