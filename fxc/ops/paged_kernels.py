@@ -8,7 +8,7 @@ that read the same key/value head, over KEYS keys at a time. `BY` says which que
     TILE      ROWS // GROUP queries of one request; tile b belongs to the last r with starts[r] // QUERIES + r <= b
 
 What a grid needs is known from shapes, so programs find their request from the tensors and leave early when there is
-none. They count the starts that are not beyond them, 128 in one load: a binary search is a chain of dependent loads.
+none. They compare with 128 requests in one step, as a binary search is a chain of loads that wait for each other.
 With `SPLIT`, the keys of a tile are shared by several programs, which write normalised partial results and their
 log-sum-exp, and `merge` puts these together.
 """
@@ -27,11 +27,12 @@ LOWEST = tl.constexpr(-1e30)
 
 
 @triton.jit
-def _before(first, request, requests, index, QUERIES: tl.constexpr, BY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Whether `request`, whose first token is `first`, begins at or before `index`."""
+def _holds(first, next, request, requests, index, QUERIES: tl.constexpr, BY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Whether `index` is a tile or token of `request`, whose first token is `first`, the next one's `next`."""
     if BY == TILE:
         first = first // QUERIES + request
-    return ((request <= requests) & (first <= index)).to(tl.int32)
+        next = next // QUERIES + request + 1
+    return (first <= index) & ((request == requests) | (index < next)) & (request <= requests)
 
 
 @triton.jit
@@ -65,55 +66,6 @@ def _keys(position, length, splits, QUERIES: tl.constexpr, KEYS: tl.constexpr, W
     return first, last, tl.maximum(tl.cdiv(last - first, splits), 1)
 
 
-@triton.jit
-def _span(  # type: ignore[no-untyped-def]
-    acc, top, total, q, low, position, first, last, k, v, table, length,
-    k_block, k_slot, v_block, v_slot,
-    KEYS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr,
-    DV_PAD: tl.constexpr, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Key tiles first..last of the online softmax; unless MASKED, every row sees every key of them."""
-    d, dv, lanes = tl.arange(0, D_PAD), tl.arange(0, DV_PAD), tl.arange(0, KEYS)
-    floor = tl.min(low, 0)
-    factor: tl.constexpr = (SOFTCAP if SOFTCAP > 0 else SCALE) * LOG2E  # positive; to base 2
-    for tile in range(first, last):
-        key = tile * KEYS + lanes
-        if MASKED:  # what nobody wrote may be NaN, and 0 * NaN is NaN; entries of the table may be anything there
-            there = (key >= floor) & (key < length)
-            block = tl.load(table + key // BLOCK, mask=there, other=0).to(tl.int64)
-            k_mask, v_mask = there[None, :], there[:, None]
-        else:
-            block = tl.load(table + key // BLOCK).to(tl.int64)
-            k_mask, v_mask = (lanes >= 0)[None, :], (lanes >= 0)[:, None]
-        k_at = k + (block * k_block + key % BLOCK * k_slot)[None, :] + d[:, None]
-        v_at = v + (block * v_block + key % BLOCK * v_slot)[:, None] + dv[None, :]
-        if D != D_PAD:
-            keys = tl.load(k_at, mask=k_mask & (d < D)[:, None], other=0.0)
-        elif MASKED:
-            keys = tl.load(k_at, mask=k_mask, other=0.0)
-        else:
-            keys = tl.load(k_at)
-        scores = tl.dot(q, keys, input_precision="ieee")
-        if SOFTCAP > 0:  # tanh(x) = 2 sigmoid(2 x) - 1
-            scores = 2 * tl.sigmoid(2 * SCALE / SOFTCAP * scores) - 1
-        if MASKED:
-            seen = (key[None, :] >= low[:, None]) & (key[None, :] <= position[:, None])
-            scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1) * factor)
-        weights = tl.exp2(scores * factor - higher[:, None])
-        faded = tl.exp2(top - higher)
-        total = total * faded + tl.sum(weights, 1)
-        top = higher
-        if DV != DV_PAD:
-            values = tl.load(v_at, mask=v_mask & (dv < DV)[None, :], other=0.0)
-        elif MASKED:
-            values = tl.load(v_at, mask=v_mask, other=0.0)
-        else:
-            values = tl.load(v_at)
-        acc = tl.dot(weights.to(values.dtype), values, acc * faded[:, None], input_precision="ieee")
-    return acc, top, total
-
-
 @triton.jit(do_not_specialize=["tokens", "requests", "splits", "tiles"])
 def attend(  # type: ignore[no-untyped-def]
     q, k, v, table, lengths, starts, sinks, out, parts, sums, tokens, requests, splits, tiles,
@@ -134,15 +86,24 @@ def attend(  # type: ignore[no-untyped-def]
     length = tl.load(lengths + request)
     if BY != REQUEST:
         if (BY == TILE) | (start != index) | (end != index + 1):
-            found = tl.zeros([128], tl.int32)
+            requests_of = tl.zeros([128], tl.int32)
+            starts_of = tl.zeros([128], tl.int32)
+            ends_of = tl.zeros([128], tl.int32)
+            lengths_of = tl.zeros([128], tl.int32)
             for base in range(0, requests + 1, 128):
                 each = base + tl.arange(0, 128)
                 first = tl.load(starts + each, mask=each <= requests, other=0)
-                found += _before(first, each, requests, index, QUERIES, BY)
-            request = tl.sum(found, 0) - 1
-            start = tl.load(starts + request)
-            end = tl.load(starts + request + 1, mask=request < requests, other=0)
-            length = tl.load(lengths + request, mask=request < requests, other=0)
+                next = tl.load(starts + each + 1, mask=each < requests, other=0)
+                keys = tl.load(lengths + each, mask=each < requests, other=0)
+                hit = _holds(first, next, each, requests, index, QUERIES, BY).to(tl.int32)
+                requests_of += hit * each
+                starts_of += hit * first
+                ends_of += hit * next
+                lengths_of += hit * keys
+            request = tl.sum(requests_of, 0)
+            start = tl.sum(starts_of, 0)
+            end = tl.sum(ends_of, 0)
+            length = tl.sum(lengths_of, 0)
     real = request < requests  # else these are the tokens behind the last request, as one of length 0
     count = tl.where(real, end, tokens) - start
     query = _first_query(request, start, index, QUERIES, BY)
@@ -182,27 +143,39 @@ def attend(  # type: ignore[no-untyped-def]
     v += head * v_head
     table += request.to(tl.int64) * table_row
 
-    # Tiles before `inner` hold keys that some row is too late for, tiles from `outer` on keys that some row is too early for.
     begin = length - count + query
-    final = tl.minimum(begin + QUERIES, length) - 1
-    inner = first
-    if (WINDOW > 0) | (CHUNK > 0):
-        inner = tl.minimum(tl.maximum(tl.cdiv(_low(tl.maximum(final, 0), WINDOW, CHUNK), KEYS), first), last)
-    outer = tl.minimum(tl.maximum((tl.maximum(begin, -1) + 1) // KEYS, inner), last)
-    stop = tl.maximum(final + 1, 0)
-    if (WINDOW > 0) | (CHUNK > 0):
-        acc, top, total = _span(
-            acc, top, total, rows, low, position, first, inner, k, v, table, stop,
-            k_block, k_slot, v_block, v_slot, KEYS, BLOCK, D, DV, D_PAD, DV_PAD, SCALE, SOFTCAP, True,
-        )  # fmt: skip
-    acc, top, total = _span(
-        acc, top, total, rows, low, position, inner, outer, k, v, table, stop,
-        k_block, k_slot, v_block, v_slot, KEYS, BLOCK, D, DV, D_PAD, DV_PAD, SCALE, SOFTCAP, False,
-    )  # fmt: skip
-    acc, top, total = _span(
-        acc, top, total, rows, low, position, outer, last, k, v, table, stop,
-        k_block, k_slot, v_block, v_slot, KEYS, BLOCK, D, DV, D_PAD, DV_PAD, SCALE, SOFTCAP, True,
-    )  # fmt: skip
+    stop = tl.minimum(begin + QUERIES, length)
+    floor = _low(tl.maximum(begin, 0), WINDOW, CHUNK)
+    # In the tiles from `inner` to `outer`, every row sees every key.
+    inner = tl.cdiv(_low(tl.maximum(stop - 1, 0), WINDOW, CHUNK), KEYS)
+    outer = (tl.maximum(begin, -1) + 1) // KEYS
+    factor: tl.constexpr = (SOFTCAP if SOFTCAP > 0 else SCALE) * LOG2E  # of scores, to base 2; positive
+    lanes = tl.arange(0, KEYS)
+    for tile in range(first, last):
+        key = tile * KEYS + lanes
+        # What nobody wrote may be NaN, and 0 * NaN is NaN; there, entries of the table may be anything.
+        there = (key >= floor) & (key < stop)
+        block = tl.load(table + key // BLOCK, mask=there, other=0).to(tl.int64)
+        k_at = k + (block * k_block + key % BLOCK * k_slot)[None, :] + d[:, None]
+        v_at = v + (block * v_block + key % BLOCK * v_slot)[:, None] + dv[None, :]
+        k_mask, v_mask = there[None, :], there[:, None]
+        if D != D_PAD:
+            k_mask = k_mask & (d < D)[:, None]
+        if DV != DV_PAD:
+            v_mask = v_mask & (dv < DV)[None, :]
+        scores = tl.dot(rows, tl.load(k_at, mask=k_mask, other=0.0), input_precision="ieee")
+        if SOFTCAP > 0:  # tanh(x) = 2 sigmoid(2 x) - 1
+            scores = 2 * tl.sigmoid(2 * SCALE / SOFTCAP * scores) - 1
+        if (tile < inner) | (tile >= outer):
+            seen = (key[None, :] >= low[:, None]) & (key[None, :] <= position[:, None])
+            scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1) * factor)
+        weights = tl.exp2(scores * factor - higher[:, None])
+        faded = tl.exp2(top - higher)
+        total = total * faded + tl.sum(weights, 1)
+        top = higher
+        values = tl.load(v_at, mask=v_mask, other=0.0)
+        acc = tl.dot(weights.to(values.dtype), values, acc * faded[:, None], input_precision="ieee")
 
     total = tl.where(total > 0, total, 1.0)  # a row without keys: 0 and LOWEST
     acc = acc / total[:, None]
@@ -232,15 +205,24 @@ def merge(  # type: ignore[no-untyped-def]
     length = tl.load(lengths + request)
     if BY != REQUEST:
         if (BY == TILE) | (start != index) | (end != index + 1):
-            found = tl.zeros([128], tl.int32)
+            requests_of = tl.zeros([128], tl.int32)
+            starts_of = tl.zeros([128], tl.int32)
+            ends_of = tl.zeros([128], tl.int32)
+            lengths_of = tl.zeros([128], tl.int32)
             for base in range(0, requests + 1, 128):
                 each = base + tl.arange(0, 128)
                 first = tl.load(starts + each, mask=each <= requests, other=0)
-                found += _before(first, each, requests, index, QUERIES, TOKEN)
-            request = tl.sum(found, 0) - 1
-            start = tl.load(starts + request)
-            end = tl.load(starts + request + 1, mask=request < requests, other=0)
-            length = tl.load(lengths + request, mask=request < requests, other=0)
+                next = tl.load(starts + each + 1, mask=each < requests, other=0)
+                keys = tl.load(lengths + each, mask=each < requests, other=0)
+                hit = _holds(first, next, each, requests, index, QUERIES, TOKEN).to(tl.int32)
+                requests_of += hit * each
+                starts_of += hit * first
+                ends_of += hit * next
+                lengths_of += hit * keys
+            request = tl.sum(requests_of, 0)
+            start = tl.sum(starts_of, 0)
+            end = tl.sum(ends_of, 0)
+            length = tl.sum(lengths_of, 0)
     real = request < requests  # else these are the tokens behind the last request, as one of length 0
     count = tl.where(real, end, tokens) - start
     mine = index - start

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 SMS = 132
 """Multiprocessors of an H100 or H200, where nothing else is said."""
+MAX_SPLITS = 64
 
 
 @dataclass(frozen=True)
@@ -47,61 +47,58 @@ def decide(
 ) -> tuple[Launch, ...]:
     """The launches for a batch of `tokens` in `requests`; None is a size that is a symbol while tracing.
 
-    - No more tokens than requests: decode. A tile for each token, keys split until there are enough programs.
+    - No more tokens than requests: decode. A tile for each token, its keys shared until there are enough programs.
     - One request: prefill. Wide tiles.
-    - Else both may be in the batch: narrow tiles, split, for requests whose queries fit into one, wide ones for the
-      rest. One kind for both would either read the keys once for every few queries, or multiply 128 rows for one.
+    - Else both may be in the batch: narrow tiles for requests whose queries fit into one, wide ones for the rest. One
+      kind for both would read all keys once for every few queries, or multiply 128 rows for one query.
     """
-    group = heads // kv_heads
-    narrow = max(16, _power(group))
-    wide = _wide(tokens, group, max(d, dv), itemsize)
-    decode = tokens is not None and requests is not None and tokens <= requests
-    if decode:
-        return (_narrow("token", narrow, tokens, kv_heads, max(d, dv), itemsize, max_keys, sms),)
-    few = narrow // group
-    rows, keys, warps, stages = wide
+    group, width = heads // kv_heads, _power(max(d, dv))
+    most = MAX_SPLITS if max_keys is None else max_keys
+    if tokens is not None and requests is not None and tokens <= requests:
+        return (_narrow("token", tokens, group, kv_heads, width, itemsize, most, sms),)
+    wide = _wide(tokens, group, width, itemsize)
     if requests == 1:
-        tiles = None if tokens is None else tokens // (rows // group) + 2
-        return (Launch("tile", rows, keys, _splits(tiles, kv_heads, sms, keys, max_keys), warps, stages),)
-    return (
-        Launch("tile", rows, keys, 1, warps, stages, skip=few),
-        _narrow("request", narrow, requests, kv_heads, max(d, dv), itemsize, max_keys, sms),
-    )
+        tiles = None if tokens is None else -(-tokens // wide.queries(group))
+        return (_share(wide, tiles, kv_heads, sms, most),)
+    narrow = _narrow("request", requests, group, kv_heads, width, itemsize, most, sms)
+    tiles = None if tokens is None or requests is None else tokens // wide.queries(group) + requests + 1
+    return (_share(replace(wide, skip=narrow.queries(group)), tiles, kv_heads, sms, most), narrow)
 
 
 def _narrow(
     by: Literal["token", "request"],
-    rows: int,
     tiles: int | None,
+    group: int,
     kv_heads: int,
     width: int,
     itemsize: int,
-    max_keys: int | None,
+    max_keys: int,
     sms: int,
 ) -> Launch:
-    """Reads as fast as memory gives: two to four tiles of keys and values in flight on a multiprocessor."""
-    keys = max(16, min(64, 16384 // (_power(width) * itemsize)))
-    return Launch(by, rows, keys, _splits(tiles, kv_heads, sms, keys, max_keys), warps=4, stages=3)
+    """Waits for memory: few warps, which wait for each other the less, and a tile of 32 kB in flight for each program."""
+    rows = max(16, _power(group))
+    keys = max(16, min(64, 16384 // (width * itemsize)))
+    return _share(Launch(by, rows, keys, 1, 2 if rows == 16 else 4, 3), tiles, kv_heads, sms, max_keys)
 
 
-def _wide(tokens: int | None, group: int, width: int, itemsize: int) -> tuple[int, int, int, int]:
-    """Rows, keys, warps, stages: as many rows as registers hold, so that a key that was read is used often."""
-    rows = 128 if tokens is None or tokens * group > 1024 else 64
-    rows = max(rows, _power(group))
+def _wide(tokens: int | None, group: int, width: int, itemsize: int) -> Launch:
+    """As many rows as registers hold, so that what was read is used often, and where it can be two programs on a
+    multiprocessor, so that one multiplies while the other is at its softmax: 128 registers a thread, a few spilled."""
     if itemsize > 2:
-        return max(32, _power(group)), 32, 4, 1 if width > 128 else 2
-    return rows, 64 if width > 64 else 128, 8 if rows > 64 else 4, 2 if width > 128 else 3
+        return Launch("tile", max(32, _power(group)), 32, 1, 4, 1 if width > 128 else 2)
+    rows = max(128 if tokens is None or tokens * group > 1024 else 64, _power(group))
+    if rows > 64:
+        return Launch("tile", rows, 64, 1, 8, 2, registers=128 if width <= 128 else None)
+    return Launch("tile", rows, 64, 1, 4, 2)
 
 
-def _splits(tiles: int | None, kv_heads: int, sms: int, keys: int, max_keys: int | None) -> int:
-    """Programs per tile until each multiprocessor has PER_SM of them; a symbolic number of tiles gets 1."""
+def _share(launch: Launch, tiles: int | None, kv_heads: int, sms: int, max_keys: int) -> Launch:
+    """With as many splits as it takes to keep all multiprocessors busy; a number of tiles that is a symbol gets none."""
     if tiles is None:
-        return 1
-    most = 64 if max_keys is None else max(1, math.ceil(max_keys / keys))
-    return max(1, min(most, 64, sms * PER_SM // max(1, tiles * kv_heads)))
-
-
-PER_SM = 4
+        return launch
+    programs = sms * (2 if launch.by == "tile" else 4)
+    splits = min(programs // max(1, tiles * kv_heads), MAX_SPLITS, -(-max_keys // launch.keys))
+    return replace(launch, splits=max(1, splits))
 
 
 def _power(value: int) -> int:
