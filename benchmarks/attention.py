@@ -1,0 +1,261 @@
+"""Times `fxc::attention.paged` on a GPU against PyTorch's own attention, and writes results/NAME.json and NAME.md.
+
+python benchmarks/attention.py [--name h200-attention] [--limit SECONDS] [--skip flex]
+
+Heads are those of Llama-3.1-8B (32 of queries, 8 of keys and values, 128 wide) in bfloat16, blocks hold 16 keys and lie
+in no order. A number is the time of one call inside a CUDA graph of many that go round caches of more than 256 MB, so
+that no call finds its keys in the L2. Peers get what suits them: keys and values dense, contiguous, without a block
+table. SDPA is the fastest of its backends; FlexAttention is compiled for the shape. A mixed batch is two calls for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import machine
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+
+from fxc.ops import kv_write, paged_attention
+
+HEADS, KV_HEADS, WIDTH, BLOCK = 32, 8, 128, 16
+DTYPE = torch.bfloat16
+ROTATION = 256 << 20
+"""Bytes that the caches of one graph have at least; the L2 of an H200 holds 60 MB."""
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    parts: tuple[tuple[int, int, int], ...]
+    """Requests, new tokens of each, and keys of each with them."""
+
+    @property
+    def decode(self) -> bool:
+        return all(new == 1 for _, new, _ in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        """Keys and values read once, queries read and results written."""
+        keys = sum(count * length for count, _, length in self.parts)
+        tokens = sum(count * new for count, new, _ in self.parts)
+        return (keys * KV_HEADS + tokens * HEADS) * 2 * WIDTH * DTYPE.itemsize
+
+    @property
+    def flops(self) -> int:
+        """Two products, counting the keys that a query sees."""
+        seen = sum(count * (new * (length - new) + new * (new + 1) // 2) for count, new, length in self.parts)
+        return 4 * seen * HEADS * WIDTH
+
+
+CASES = [
+    *(Case(f"decode {n} x {k}", ((n, 1, k),)) for n in (1, 8, 64, 256) for k in (1024, 8192)),
+    Case("prefill 1 x 2048", ((1, 2048, 2048),)),
+    Case("prefill 4 x 1024", ((4, 1024, 1024),)),
+    Case("prefill 1 x 512 after 7680", ((1, 512, 8192),)),
+    Case("mixed 64 x 1 + 1 x 1984", ((64, 1, 1024), (1, 1984, 1984))),
+]
+
+
+@dataclass(frozen=True)
+class Paged:
+    """One set of arguments of `paged_attention`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    table: Tensor
+    lengths: Tensor
+    starts: Tensor
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.q, self.k, self.v, self.table, self.lengths, self.starts))
+
+
+def paged(case: Case) -> Paged:
+    new = [new for count, new, _ in case.parts for _ in range(count)]
+    lengths = [length for count, _, length in case.parts for _ in range(count)]
+    width = max(-(-length // BLOCK) for length in lengths)
+    blocks = sum(-(-length // BLOCK) for length in lengths)
+    k, v = (torch.randn(blocks, BLOCK, KV_HEADS, WIDTH, dtype=DTYPE, device="cuda") for _ in range(2))
+    order = torch.randperm(blocks, device="cuda").int()
+    table = torch.zeros(len(lengths), width, dtype=torch.int32, device="cuda")
+    at = 0
+    for request, length in enumerate(lengths):
+        count = -(-length // BLOCK)
+        table[request, :count] = order[at : at + count]
+        at += count
+    q = torch.randn(sum(new), HEADS, WIDTH, dtype=DTYPE, device="cuda")
+    starts = torch.tensor([0, *new]).cumsum(0).int().cuda()
+    return Paged(q, k, v, table, torch.tensor(lengths, dtype=torch.int32, device="cuda"), starts)
+
+
+def dense(case: Case) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """q, k, v [requests, heads, tokens, width] for each part."""
+    return [
+        tuple(
+            torch.randn(count, heads, tokens, WIDTH, dtype=DTYPE, device="cuda")
+            for heads, tokens in ((HEADS, new), (KV_HEADS, length), (KV_HEADS, length))
+        )
+        for count, new, length in case.parts
+    ]  # type: ignore[misc]
+
+
+def clock(calls: Sequence[Callable[[], Any]]) -> float:
+    """Seconds of one call, in a graph of all of them, at least 16."""
+    calls = list(calls) * max(1, -(-16 // len(calls)))
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        calls[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    graph.replay()
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(7):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        found.append(start.elapsed_time(end) * 1e-3 / len(calls))
+    return statistics.median(found)
+
+
+def sets(case: Case) -> int:
+    return max(1, -(-ROTATION // case.bytes))
+
+
+def ours(case: Case) -> float:
+    return clock([functools.partial(paged_attention, *paged(case)) for _ in range(sets(case))])
+
+
+BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION)  # the others take no groups of heads
+
+
+def sdpa(case: Case) -> dict[str, float]:
+    inputs = [dense(case) for _ in range(sets(case))]
+
+    def call(backend: SDPBackend, parts: list[tuple[Tensor, Tensor, Tensor]]) -> None:
+        with sdpa_kernel(backend):
+            for q, k, v in parts:
+                new, length = q.shape[2], k.shape[2]
+                late = causal_lower_right(new, length) if 1 < new < length else None
+                causal = 1 < new == length
+                scaled_dot_product_attention(q, k, v, attn_mask=late, is_causal=causal, enable_gqa=True)
+
+    found = {}
+    for backend in BACKENDS:
+        try:
+            found[backend.name] = clock([functools.partial(call, backend, parts) for parts in inputs])
+        except RuntimeError:  # this backend does not take the shape
+            torch.cuda.synchronize()
+    return found
+
+
+def flex(case: Case) -> float:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    compiled = torch.compile(flex_attention, dynamic=False)
+    masks = {}
+    for _, new, length in case.parts:
+        if new > 1:
+            late = length - new
+
+            def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor, late: int = late) -> Tensor:
+                return i + late >= j
+
+            masks[new, length] = create_block_mask(seen, None, None, new, length)
+
+    def call(parts: list[tuple[Tensor, Tensor, Tensor]]) -> None:
+        for q, k, v in parts:
+            compiled(q, k, v, block_mask=masks.get((q.shape[2], k.shape[2])), enable_gqa=True)
+
+    inputs = [dense(case) for _ in range(sets(case))]
+    try:
+        call(inputs[0])
+    except RuntimeError as error:
+        print(f"FlexAttention: {error}", file=sys.stderr)
+        return float("inf")
+    return clock([functools.partial(call, parts) for parts in inputs])
+
+
+def copy_bandwidth() -> float:
+    """Bytes read and written per second by one pass over a large tensor."""
+    a = torch.randn(1 << 30, dtype=torch.float32, device="cuda")
+    b = torch.empty_like(a)
+    return 2 * a.nbytes / clock([lambda: torch.neg(a, out=b)])
+
+
+def writing() -> dict[str, float]:
+    found = {}
+    for tokens in (1, 256, 2048):
+        k, v = (torch.randn(tokens, KV_HEADS, WIDTH, dtype=DTYPE, device="cuda") for _ in range(2))
+        caches = [torch.zeros(1 << 14, BLOCK, KV_HEADS, WIDTH, dtype=DTYPE, device="cuda") for _ in range(2)]
+        slots = torch.randperm(BLOCK << 14, device="cuda")[:tokens]
+        found[str(tokens)] = clock([functools.partial(kv_write, k, v, *caches, slots)])
+    return found
+
+
+def rate(case: Case, seconds: float) -> str:
+    if case.decode:
+        return f"{case.bytes / seconds * 1e-9:.0f} GB/s"
+    return f"{case.flops / seconds * 1e-12:.0f} TFLOPS"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--name", default="h200-attention")
+    parser.add_argument("--limit", type=float, default=500)
+    parser.add_argument("--skip", nargs="*", default=[])
+    args = parser.parse_args()
+    deadline = time.monotonic() + args.limit
+    bandwidth = copy_bandwidth()
+    where = machine("cuda")
+    title = f"{where['device']}, {where['cores']} cores, torch {where['torch']}, {where['date']}"
+    found: dict[str, Any] = {"machine": where, "copy": bandwidth, "cases": {}, "kv_write": writing()}
+    lines = [f"# {title}", "", f"Copy: {bandwidth * 1e-9:.0f} GB/s. kv_write of " + ", ".join(
+        f"{tokens} tokens: {seconds * 1e6:.1f} µs" for tokens, seconds in found["kv_write"].items()
+    ), ""]  # fmt: skip
+    lines += ["| | fxc | | floor | SDPA | | FlexAttention | fxc / best peer |", "|---|---|---|---|---|---|---|---|"]
+    print("\n".join(lines), flush=True)
+    results = Path(os.environ.get("BENCH_RESULTS", Path(__file__).parent / "results"))
+    results.mkdir(parents=True, exist_ok=True)
+    for case in CASES:
+        if time.monotonic() > deadline:
+            break
+        mine, theirs = ours(case), sdpa(case) if "sdpa" not in args.skip else {}
+        other = flex(case) if "flex" not in args.skip else float("inf")
+        name, fastest = min(theirs.items(), key=lambda item: item[1], default=("", float("inf")))
+        floor = case.bytes / bandwidth
+        row = [case.name, f"{mine * 1e6:.1f} µs", rate(case, mine), f"{floor * 1e6:.1f} µs", f"{fastest * 1e6:.1f} µs"]
+        row += [name.split("_")[0].lower(), f"{other * 1e6:.1f} µs", f"{mine / min(fastest, other):.2f}"]
+        lines.append("| " + " | ".join(row) + " |")
+        print(lines[-1], flush=True)
+        found["cases"][case.name] = {"fxc": mine, "sdpa": theirs, "flex": other, "floor": floor}
+        (results / f"{args.name}.json").write_text(json.dumps(found, indent=1) + "\n")
+        (results / f"{args.name}.md").write_text("\n".join([*lines, ""]))
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")  # of backends that say why they refuse
+    with torch.no_grad():
+        main()
