@@ -38,6 +38,8 @@ class Input(Tensor, frozen=True):
     """Half-open range that made-up inputs are drawn from."""
     mutated: bool = False
     """Whether the program writes into it."""
+    bound: bool = False
+    """Whether it is handed over once, with `Program.bind_inputs`."""
 
 
 class Weight(Tensor, frozen=True):

@@ -22,7 +22,7 @@ from fxc.errors import SpecError, TraceError
 from fxc.graph_run import seeded
 from fxc.graph_text import print_graph
 from fxc.manifest import FORMAT, Constant, CustomOp, Factor, Input, Manifest, Piece, Program, Source, Weight
-from fxc.models import ModelSource, expected_ops, instantiate, reads, resolve, stored_names
+from fxc.models import ModelSource, cache_inputs, expected_ops, instantiate, reads, resolve, stored_names
 from fxc.partition import Partition, check_splitting_ops, partition
 from fxc.passes import PIPELINE
 from fxc.region import OWN_NAMESPACES, Call
@@ -85,6 +85,8 @@ def make_plan(spec: Spec, directory: Path, target: Target) -> Plan:
         spec = msgspec.structs.replace(spec, inputs=dict(source.inputs), dims=dict(source.dims))
         check_spec(spec, source.name)
         model = instantiate(source)
+        inputs, dims = cache_inputs(model)
+        spec = msgspec.structs.replace(spec, inputs={**spec.inputs, **inputs}, dims={**spec.dims, **dims})
         weights, all_names = _weights(model)
         expected = expected_ops(model)
         read_files = {*source.sources, *map(Path, trace.model_files(model))}
@@ -184,7 +186,14 @@ def _assemble(
         target=target,
         factors=factors,
         inputs=tuple(
-            Input(name=name, shape=entry.shape, dtype=entry.dtype, values=entry.values, mutated=name in mutated)
+            Input(
+                name=name,
+                shape=entry.shape,
+                dtype=entry.dtype,
+                values=entry.values,
+                mutated=name in mutated,
+                bound=entry.bound,
+            )
             for name, entry in spec.inputs.items()
         ),
         outputs=stitch.output_text(traces[0].output),

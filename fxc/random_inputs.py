@@ -29,7 +29,8 @@ def draw(
 ) -> torch.Tensor:
     """A random tensor with entries in the half-open range `values`, on the generator's device (the CPU without one).
 
-    By default integers are 0 or 1, and floats are from a standard normal.
+    By default integers are 0 or 1, and floats are from a standard normal. Integers are all different where `values` has
+    enough of them: they may be places to write to, of which one that is written twice may hold either value.
     """
     where: Any = {"generator": generator, "device": generator.device if generator else "cpu"}
     size = list(shape)
@@ -40,4 +41,11 @@ def draw(
         return (torch.rand(size, **where) * (high - low) + low).to(dtype)
     low, high = (0, 2) if values is None else values
     first = math.ceil(low)
-    return torch.randint(first, max(math.ceil(high), first + 1), size, **where).to(dtype)
+    stop = max(math.ceil(high), first + 1)
+    if math.prod(size) <= stop - first <= PERMUTED:
+        return (torch.randperm(stop - first, **where)[: math.prod(size)] + first).reshape(size).to(dtype)
+    return torch.randint(first, stop, size, **where).to(dtype)
+
+
+PERMUTED = 1 << 20
+"""Integers of a longer range are drawn one by one: few of them would be equal, and a permutation takes long."""

@@ -149,7 +149,10 @@ def _run_all(program: Program, manifest: Manifest) -> None:
     served = [entry.range for entry in manifest.programs]
     for box in served:
         if (point := point_for(box, [other for other in served if other.free < box.free])) is not None:
-            program(**{entry.name: make_input(entry, point, generator) for entry in manifest.inputs})
+            made = {entry.name: make_input(entry, point, generator) for entry in manifest.inputs}
+            if bound := {entry.name: made.pop(entry.name) for entry in manifest.inputs if entry.bound}:
+                program.bind_inputs(bound)
+            program(**made)
     if program.device.type == "cuda":
         torch.cuda.synchronize(program.device)
 

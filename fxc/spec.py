@@ -24,6 +24,8 @@ Dtype = Literal[
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+TOKENS = "num_tokens"
+"""The dimension that sizes of a model with `kv_cache` are of."""
 MOST_ELEMENTS = 2**45
 """Of an input: 2**48 bytes of the widest dtype, more than a process can address."""
 
@@ -52,7 +54,10 @@ class InputSpec(_Section, frozen=True):
     """Integers, names of `dims`, and such names with a number added: `num_requests + 1`."""
     dtype: Dtype
     values: tuple[float, float] | None = None
-    """Half-open range that made-up inputs are drawn from; 0 and 1 for integers, a normal for floats when absent."""
+    """Half-open range that made-up inputs are drawn from; 0 and 1 for integers, a normal for floats when absent.
+    Integers repeat only where the range has not enough of them."""
+    bound: bool = False
+    """Handed over once, with `Program.bind_inputs`, and not with each call: a cache, say."""
 
 
 class DimSpec(_Section, frozen=True):
@@ -60,6 +65,15 @@ class DimSpec(_Section, frozen=True):
 
     min: NonNegative
     max: Positive
+
+
+class KVCacheSpec(_Section, frozen=True):
+    """That a causal language model keeps keys and values in blocks: `fxc::attention.paged`, and the inputs it needs."""
+
+    block_size: Positive = 16
+    """Tokens in a block."""
+    max_tokens: Positive | None = None
+    """Longest sequence, prompt and answer; the model's `max_position_embeddings` when absent."""
 
 
 class CompileSpec(_Section, frozen=True):
@@ -89,6 +103,8 @@ class Spec(_Section, frozen=True):
     device: Literal["cpu", "cuda"]
     inputs: dict[str, InputSpec] = {}
     dims: dict[str, DimSpec] = {}
+    kv_cache: KVCacheSpec | None = None
+    """For `model.huggingface` alone."""
     compile: CompileSpec = CompileSpec()
     partition: PartitionSpec = PartitionSpec()
     passes: dict[str, Any] = {}
@@ -114,12 +130,15 @@ def named_values(spec: Spec, values: Iterable[int | Mapping[str, int]], key: str
     named: list[dict[str, int]] = []
     for value in values:
         if isinstance(value, int):
-            if len(spec.dims) != 1:
+            if spec.kv_cache is not None:
+                value = {TOKENS: value}
+            elif len(spec.dims) != 1:
                 raise SpecError(
                     f"{key}: {value} does not say which dimension; there are {len(spec.dims)}",
                     f"write a mapping, {{{', '.join(f'{name}: {value}' for name in spec.dims)}}}",
                 )
-            value = {next(iter(spec.dims)): value}
+            else:
+                value = {next(iter(spec.dims)): value}
         named.append(dict(value))
     return named
 
@@ -241,6 +260,10 @@ def _check_model(spec: Spec, where: str) -> None:
         raise _fail(where, "model.target", f"{model.target!r} names no class or function", hint)
     if model.target is not None and not spec.inputs:
         raise _fail(where, "inputs", "missing; list forward's arguments with shape and dtype")
+    if spec.kv_cache is not None and not model.huggingface:
+        raise _fail(
+            where, "kv_cache", "is for model.huggingface only", "declare the caches as inputs with `bound: true`"
+        )
     yaml_text.check_plain(model.args, "model.args", where)
 
 

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from fxc.models.instantiate import instantiate
-from fxc.models.source import ModelSource, expected_ops, resolve, stored_names
+from fxc.models.source import ModelSource, cache_inputs, expected_ops, resolve, stored_names
 
-__all__ = ["ModelSource", "expected_ops", "instantiate", "resolve", "stored_names"]
+__all__ = ["ModelSource", "cache_inputs", "expected_ops", "instantiate", "resolve", "stored_names"]

@@ -8,7 +8,9 @@ that ignores the interface is found because it never calls it, or because it tri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +20,19 @@ from torch import Tensor, nn
 from fxc.errors import TraceError
 from fxc.models.target import describe
 from fxc.ops.attention import attention, visible
+from fxc.ops.kv_write import scatter
+from fxc.ops.paged import paged_attention
 
 PROBE = "fxc_probe"
 CAUSAL = "fxc_causal"
 PADDED = "fxc_padded"
-"""Names of attention implementations: to look, for a flat sequence (builds no mask), for a batch with a key mask."""
+PAGED = "fxc_paged"
+"""Names of attention implementations: to look, for a flat sequence (builds no mask), for a batch with a key mask, for
+the tokens of many requests with keys and values in blocks."""
 
 PATTERN = "fxc_pattern"
-"""Attribute of an attention layer."""
+INDEX = "fxc_index"
+"""Attributes of an attention layer."""
 
 TAKEN = frozenset({"scaling", "softcap", "s_aux", "sliding_window"})
 """Keyword arguments of attention functions that the op serves; windows are read off the masks."""
@@ -42,6 +49,41 @@ class Pattern:
     chunk: int | None = None
 
 
+@dataclass(frozen=True)
+class KeyValue:
+    """What an attention layer keeps of each token."""
+
+    heads: int
+    width: int
+    value_width: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Paged:
+    """Inputs of `fxc::attention.paged`, for all layers."""
+
+    slot_mapping: Tensor
+    block_table: Tensor
+    seq_lens: Tensor
+    query_starts: Tensor
+    k_caches: Sequence[Tensor]
+    v_caches: Sequence[Tensor]
+
+
+_paged: ContextVar[Paged] = ContextVar("fxc_paged")
+
+
+@contextmanager
+def paged(inputs: Paged) -> Iterator[None]:
+    """For one forward of a model whose attention is `PAGED`."""
+    token = _paged.set(inputs)
+    try:
+        yield
+    finally:
+        _paged.reset(token)
+
+
 def register() -> None:
     """Make the implementations known to transformers. Harmless when repeated."""
     from transformers import AttentionInterface, AttentionMaskInterface
@@ -49,14 +91,15 @@ def register() -> None:
     AttentionInterface.register(PROBE, _look)
     AttentionInterface.register(CAUSAL, _attend)
     AttentionInterface.register(PADDED, _attend)
+    AttentionInterface.register(PAGED, _attend_paged)
     AttentionMaskInterface.register(PROBE, _read_mask)
     AttentionMaskInterface.register(PADDED, _key_mask)
 
 
-def route(module: nn.Module, causal: bool) -> dict[str, int]:
+def route(module: nn.Module, causal: bool, *, paged: bool = False) -> list[KeyValue]:
     """Find out how each attention layer attends, and make it call the op from now on.
 
-    Returns the number of nodes that a traced graph must have, by op.
+    Returns what each attention layer keeps of a token, in the order in which they run.
 
     Raises:
         TraceError: a layer has its own attention, or one that the op does not serve.
@@ -75,7 +118,7 @@ def route(module: nn.Module, causal: bool) -> dict[str, int]:
         ) from error
     if not _seen:
         raise TraceError(f"{name} has its own attention: it never calls the attention interface of transformers")
-    for layer, pattern in _seen:
+    for index, (layer, pattern, _) in enumerate(_seen):
         if pattern.causal is not causal:
             raise TraceError(
                 f"{name}: {type(layer).__name__} is {'not ' if causal else ''}causal, expected the opposite"
@@ -83,23 +126,26 @@ def route(module: nn.Module, causal: bool) -> dict[str, int]:
         if getattr(layer, PATTERN, pattern) != pattern:
             raise TraceError(f"{name}: {type(layer).__name__} is called with different masks: {pattern}")
         setattr(layer, PATTERN, pattern)
+        setattr(layer, INDEX, index)
     for layer in _own_attention(module):
         raise TraceError(
             f"{name}: {type(layer).__name__} has its own attention, which cannot be routed to fxc::attention"
         )
-    count = len(_seen)
+    kept = [layout for _, _, layout in _seen]
+    if paged and len({id(layer) for layer, _, _ in _seen}) < len(_seen):
+        raise TraceError(f"{name} calls an attention layer twice, which would share one key/value cache")
     _seen.clear()
-    module.set_attn_implementation(CAUSAL if causal else PADDED)  # type: ignore[operator]
-    return {"fxc::attention": count}
+    module.set_attn_implementation(PAGED if paged else CAUSAL if causal else PADDED)  # type: ignore[operator]
+    return kept
 
 
-_seen: list[tuple[nn.Module, Pattern]] = []
+_seen: list[tuple[nn.Module, Pattern, KeyValue]] = []
 """What `_look` saw: each call of an attention layer."""
 
 
 def _own_attention(module: nn.Module) -> Iterator[nn.Module]:
     """Layers that call themselves attention and did not call the op: they may see whom they like."""
-    seen = {id(layer) for layer, _ in _seen}
+    seen = {id(layer) for layer, _, _ in _seen}
     for layer in module.modules():
         inner = list(layer.modules())
         named = [part for part in inner if "Attention" in type(part).__name__]
@@ -125,7 +171,8 @@ def _look(
     if not isinstance(attention_mask, Pattern):
         what = "no mask" if attention_mask is None else f"a mask of its own ({type(attention_mask).__name__})"
         raise TraceError(f"{type(module).__name__} attends with {what}: fxc cannot tell who sees whom")
-    _seen.append((module, attention_mask))
+    kept = KeyValue(key.shape[1], key.shape[-1], value.shape[-1], str(key.dtype).removeprefix("torch."))
+    _seen.append((module, attention_mask, kept))
     batch, heads, tokens, _ = query.shape
     return query.new_empty(batch, tokens, heads, value.shape[-1]), None
 
@@ -144,6 +191,24 @@ def _attend(
         scale=scale, causal=pattern.causal, window=pattern.window, chunk=pattern.chunk, softcap=softcap,
     )  # fmt: skip
     return out[None] if pattern.causal else out, None
+
+
+def _attend_paged(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """The same over paged caches: new keys and values are written first, then all are read through the block table."""
+    pattern: Pattern = getattr(module, PATTERN)
+    index: int = getattr(module, INDEX)
+    scale, softcap, sinks = _options(module, kwargs)
+    q, k, v = (tensor.transpose(1, 2)[0] for tensor in (query, key, value))
+    inputs = _paged.get()
+    k_cache, v_cache = inputs.k_caches[index], inputs.v_caches[index]
+    scatter(k, v, k_cache, v_cache, inputs.slot_mapping)
+    out: Tensor = paged_attention(
+        q, k_cache, v_cache, inputs.block_table, inputs.seq_lens, inputs.query_starts, sinks,
+        scale=scale, window=pattern.window, chunk=pattern.chunk, softcap=softcap,
+    )  # fmt: skip
+    return out[None], None
 
 
 def _options(module: nn.Module, kwargs: dict[str, Any]) -> tuple[float | None, float | None, Tensor | None]:

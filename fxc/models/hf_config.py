@@ -12,13 +12,17 @@ from fxc.convert import nearest, suggest
 from fxc.errors import SpecError
 from fxc.models.target import describe
 from fxc.shapes import dims_of
-from fxc.spec import DimSpec, InputSpec, Spec
+from fxc.spec import TOKENS, DimSpec, InputSpec, Spec
 
 ENCODERS = {"bert": False, "distilbert": False, "modernbert": False, "roberta": True, "xlm-roberta": True}
 """By `model_type`; True where positions are counted from the padding token's id, which costs rows of the table."""
 
 BATCH = 64
 """Largest batch of an encoder, where `dims` does not say."""
+CACHE_BLOCKS = "num_blocks"
+"""The dimension of key/value caches."""
+BATCHED_TOKENS, REQUESTS, BLOCKS = 8192, 256, 1 << 20
+"""The most of a model with `kv_cache`, where `dims` does not say: new tokens and requests in a call, blocks."""
 
 
 def read_config(path: Path) -> Any:
@@ -77,8 +81,17 @@ def quiet() -> Iterator[None]:
 
 def inputs_of(config: Any, causal: bool, spec: Spec, path: Path) -> tuple[dict[str, InputSpec], dict[str, DimSpec]]:
     """Inputs and dims of the model; what model.yaml says goes before what follows from the config."""
-    inputs, dims = _override(spec, path, *(_causal_inputs(config) if causal else _encoder_inputs(config)))
-    _check_table(config, dims, path)
+    if spec.kv_cache is not None:
+        if not causal:
+            raise SpecError(f"kv_cache: {path} is an encoder, which keeps no keys and values", "remove kv_cache")
+        found = _paged_inputs(config, spec, path)
+    else:
+        found = _causal_inputs(config) if causal else _encoder_inputs(config)
+    inputs, dims = _override(spec, path, *found)
+    if spec.kv_cache is None:
+        _check_table(config, {name: dims[name].max for name in ("num_tokens", "seq") if name in dims}, path)
+    elif spec.kv_cache.max_tokens:
+        _check_table(config, {"kv_cache.max_tokens": spec.kv_cache.max_tokens}, path)
     return inputs, dims
 
 
@@ -89,6 +102,33 @@ def _causal_inputs(config: Any) -> tuple[dict[str, InputSpec], dict[str, DimSpec
         "positions": InputSpec(shape=("num_tokens",), dtype="int64", values=(0, most) if most else None),
     }
     return inputs, {"num_tokens": DimSpec(min=1, max=most)} if most else {}
+
+
+def _paged_inputs(config: Any, spec: Spec, path: Path) -> tuple[dict[str, InputSpec], dict[str, DimSpec]]:
+    """A flat batch of the new tokens of several requests, and what says where their keys and values are. The caches
+    themselves are added when the layers are known."""
+    cache = spec.kv_cache
+    assert cache is not None
+    if spec.inputs:
+        raise SpecError("inputs: those of a model with kv_cache follow from its config", "remove inputs")
+    longest = cache.max_tokens or _positions(config)
+    if not longest:
+        raise SpecError(f"kv_cache.max_tokens: missing, and {path} has no max_position_embeddings", "add it")
+    tokens = spec.dims.get(TOKENS, DimSpec(min=1, max=BATCHED_TOKENS))
+    dims = {
+        TOKENS: tokens,
+        "num_requests": DimSpec(min=1, max=REQUESTS),
+        CACHE_BLOCKS: DimSpec(min=max(2, -(-tokens.max // cache.block_size)), max=BLOCKS),
+    }
+    inputs = {
+        "input_ids": InputSpec(shape=(TOKENS,), dtype="int64", values=(0, config.vocab_size)),
+        "positions": InputSpec(shape=(TOKENS,), dtype="int64", values=(0, longest)),
+        "slot_mapping": InputSpec(shape=(TOKENS,), dtype="int64", values=(0, tokens.max)),
+        "block_table": InputSpec(shape=("num_requests", -(-longest // cache.block_size)), dtype="int32"),
+        "seq_lens": InputSpec(shape=("num_requests",), dtype="int32"),
+        "query_starts": InputSpec(shape=("num_requests + 1",), dtype="int32"),
+    }
+    return inputs, dims
 
 
 def _encoder_inputs(config: Any) -> tuple[dict[str, InputSpec], dict[str, DimSpec]]:
@@ -113,6 +153,7 @@ def _override(
     """What model.yaml says goes before what follows from the config; bounds alone may be given."""
     inputs = dict(spec.inputs) or inputs
     used = dict.fromkeys(name for entry in inputs.values() for name in dims_of(entry.shape))
+    used |= dict.fromkeys(dims.keys() & {CACHE_BLOCKS})  # no input has it before the layers are known
     for name in spec.dims:
         if name not in used:
             raise SpecError(f"dims.{name}: no input has this dimension", suggest(name, used, "dimensions"))
@@ -125,14 +166,15 @@ def _override(
     return inputs, dims
 
 
-def _check_table(config: Any, dims: dict[str, DimSpec], path: Path) -> None:
-    """No more tokens than rows in a learned position table; rotary positions go on for ever."""
+def _check_table(config: Any, longest: dict[str, int], path: Path) -> None:
+    """No longer sequence than there are rows in a learned position table; rotary positions go on for ever."""
     most = _positions(config) - (config.pad_token_id + 1 if ENCODERS.get(config.model_type) else 0)
     if most <= 0 or getattr(config, "rope_parameters", None):
         return
-    for name in ("num_tokens", "seq"):
-        if name in dims and dims[name].max > most:
+    for name, tokens in longest.items():
+        if tokens > most:
+            where, what = (name, str(tokens)) if "." in name else (f"dims.{name}", f"max {tokens}")
             raise SpecError(
-                f"dims.{name}: max {dims[name].max} is above {most}, the positions that the model has",
+                f"{where}: {what} is above {most}, the positions that the model has",
                 f"lower it: they follow from max_position_embeddings in {path}",
             )

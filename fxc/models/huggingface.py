@@ -8,9 +8,10 @@ weights have the names that checkpoints use; only `forward` differs.
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from fxc.errors import SpecError
-from fxc.models.hf_config import ENCODERS, inputs_of, quiet, read_config
-from fxc.models.source import EXPECTED_OPS, STORED_NAMES, ModelSource
+from fxc.models import hf_attention
+from fxc.models.hf_attention import KeyValue, Paged
+from fxc.models.hf_config import CACHE_BLOCKS, ENCODERS, inputs_of, quiet, read_config
+from fxc.models.source import CACHE_INPUTS, EXPECTED_OPS, STORED_NAMES, ModelSource
 from fxc.models.target import check_dtype, check_inputs, describe
-from fxc.spec import Spec, check_spec
+from fxc.spec import InputSpec, Spec, check_spec
 
 
 def resolve_folder(spec: Spec, directory: Path) -> ModelSource:
@@ -41,20 +44,27 @@ def resolve_folder(spec: Spec, directory: Path) -> ModelSource:
             raise SpecError(f"model.huggingface: {path}: {architecture} is not supported", hint)
         cls = _encoder_class(config)
     inputs, dims = inputs_of(config, causal, spec, path)
+    blocks = dims.pop(CACHE_BLOCKS, None)
     check_spec(msgspec.structs.replace(spec, inputs=inputs, dims=dims), f"model.huggingface: {path}")
 
     def make() -> nn.Module:
         return _construct(cls, config, spec.model.dtype, path)
 
     def prepare(module: nn.Module) -> None:
-        from fxc.models.hf_attention import route
         from fxc.models.hf_checkpoint import stored_names
 
-        setattr(module, EXPECTED_OPS, route(module, causal))
+        layers = hf_attention.route(module, causal, paged=blocks is not None)
+        setattr(module, EXPECTED_OPS, {"fxc::attention": len(layers)})
         setattr(module, STORED_NAMES, stored_names(module))
-        forward = _causal_forward(cls) if causal else _encoder_forward(cls)
+        caches: dict[str, InputSpec] = {}
+        if blocks is not None and spec.kv_cache is not None:
+            caches = _caches(layers, spec.kv_cache.block_size)
+            setattr(module, CACHE_INPUTS, (caches, {CACHE_BLOCKS: blocks}))
+            forward = _paged_forward(cls, [*inputs, *caches])
+        else:
+            forward = _causal_forward(cls) if causal else _encoder_forward(cls)
         module.__class__ = type(cls.__name__, (cls,), {"forward": forward, "__module__": cls.__module__})
-        check_inputs(module, inputs)
+        check_inputs(module, {**inputs, **caches})
 
     files = (path, *(Path(str(sys.modules[c.__module__].__file__)) for c in (cls, type(config))))
     return ModelSource(cls.__name__, inputs, dims, make, sources=files, prepare=prepare)
@@ -79,7 +89,7 @@ def _encoder_class(config: Any) -> Any:
 
 
 def _construct(cls: Any, config: Any, dtype: str | None, path: Path) -> nn.Module:
-    from fxc.models import hf_attention, hf_experts
+    from fxc.models import hf_experts
 
     hf_attention.register()
     hf_experts.register()
@@ -115,6 +125,33 @@ def _keep_in_float32(module: Any) -> None:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if pattern.search(name):
             tensor.data = tensor.data.float()
+
+
+def _caches(layers: Sequence[KeyValue], block_size: int) -> dict[str, InputSpec]:
+    """Key and value cache of each layer, handed over once."""
+    made = {}
+    for index, layer in enumerate(layers):
+        for name, width in ((f"k_cache_{index}", layer.width), (f"v_cache_{index}", layer.value_width)):
+            shape = (CACHE_BLOCKS, block_size, layer.heads, width)
+            made[name] = InputSpec(shape=shape, dtype=layer.dtype, bound=True)  # type: ignore[arg-type]
+    return made
+
+
+def _paged_forward(cls: Any, names: Sequence[str]) -> Callable[..., Tensor]:
+    """forward of the inputs `names`, the last of which are the caches of all layers."""
+
+    def forward(self: Any, **inputs: Tensor) -> Tensor:
+        input_ids, positions, *metadata = (inputs[name] for name in names[:6])
+        caches = [inputs[name] for name in names[6:]]
+        with hf_attention.paged(Paged(*metadata, caches[::2], caches[1::2])):
+            out = cls.forward(self, input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
+        logits: Tensor = out.logits
+        return logits[0]
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(name, kind) for name in ("self", *names)]
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return forward
 
 
 def _causal_forward(cls: Any) -> Callable[..., Tensor]:

@@ -72,6 +72,14 @@ def expected_ops(module: nn.Module) -> dict[str, int]:
     return dict(found) if isinstance(found, Mapping) else {}
 
 
+def cache_inputs(module: nn.Module) -> tuple[Mapping[str, InputSpec], Mapping[str, DimSpec]]:
+    """Inputs that only the layers of an instantiated module tell of, the key/value caches, and their dimension."""
+    found: tuple[Mapping[str, InputSpec], Mapping[str, DimSpec]] = getattr(module, CACHE_INPUTS, ({}, {}))
+    return found
+
+
+CACHE_INPUTS = "fxc_cache_inputs"
+"""Attribute that `ModelSource.prepare` leaves on the module for `cache_inputs`."""
 STORED_NAMES = "fxc_stored_names"
 """Attribute that `ModelSource.prepare` leaves on the module for `stored_names`."""
 EXPECTED_OPS = "fxc_expected_ops"

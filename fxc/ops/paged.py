@@ -208,14 +208,14 @@ def check(
             raise _refuse(name, f"is {value}", "a positive number, or none")
 
 
-def _check_sizes(
-    q: Tensor, block_table: Tensor, seq_lens: Tensor, query_starts: Tensor, out: Tensor | None
-) -> None:
+def _check_sizes(q: Tensor, block_table: Tensor, seq_lens: Tensor, query_starts: Tensor, out: Tensor | None) -> None:
     """The sizes that are numbers at a call and symbols while tracing, where a comparison would become a guard."""
     if block_table.shape[0] != seq_lens.shape[0]:
         raise _refuse("block_table", f"has {block_table.shape[0]} rows", f"{seq_lens.shape[0]}, as seq_lens has")
     if query_starts.shape[0] != seq_lens.shape[0] + 1:
-        raise _refuse("query_starts", f"has {query_starts.shape[0]} entries", f"{seq_lens.shape[0] + 1}, one per request and one")
+        raise _refuse(
+            "query_starts", f"has {query_starts.shape[0]} entries", f"{seq_lens.shape[0] + 1}, one per request and one"
+        )
     if out is not None and out.shape[0] != q.shape[0]:
         raise _refuse("out", f"has {out.shape[0]} tokens", f"{q.shape[0]}, as q has")
 

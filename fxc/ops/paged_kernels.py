@@ -58,7 +58,9 @@ def _first_query(request, start, index, QUERIES: tl.constexpr, BY: tl.constexpr)
 
 
 @triton.jit
-def _keys(position, length, splits, QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _keys(
+    position, length, splits, QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr
+):  # type: ignore[no-untyped-def]
     """Of the tile whose first query is at `position`: its first and last key tile, and how many a split takes."""
     stop = tl.maximum(tl.minimum(position + QUERIES, length), 0)
     first = tl.minimum(_low(tl.maximum(position, 0), WINDOW, CHUNK), stop) // KEYS
@@ -234,9 +236,7 @@ def merge(  # type: ignore[no-untyped-def]
         return
     if (SKIP > 0) & real & (count <= SKIP):
         return
-    first, last, share = _keys(
-        length - count + mine // QUERIES * QUERIES, length, splits, QUERIES, KEYS, WINDOW, CHUNK
-    )
+    first, last, share = _keys(length - count + mine // QUERIES * QUERIES, length, splits, QUERIES, KEYS, WINDOW, CHUNK)
     used = tl.cdiv(last - first, share)
 
     dv, lanes = tl.arange(0, DV_PAD), tl.arange(0, MANY)

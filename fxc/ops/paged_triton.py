@@ -95,9 +95,7 @@ def attend(
     return out
 
 
-def write(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, *, call: Call = run
-) -> None:
+def write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, *, call: Call = run) -> None:
     """`fxc::kv_write` by its kernel; arguments are taken as checked."""
     k, v = (t if t.stride(2) == 1 else t.contiguous() for t in (k, v))
     tokens, heads, d = k.shape

@@ -31,7 +31,7 @@ A shape of the wrong rank fails to unpack, a sparse tensor fails `is_contiguous`
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -47,23 +47,30 @@ Step = Callable[..., Any]
 T = TypeVar("T")
 
 
-def source(inputs: Sequence[Input], ranges: Sequence[Range], device: torch.device) -> str:
-    """The text of `call`. Helpers begin with an underscore more than any input or dimension does."""
-    writer = _Writer(inputs, ranges, device)
+def source(
+    inputs: Sequence[Input], ranges: Sequence[Range], device: torch.device, bound: Mapping[str, int] | None = None
+) -> str:
+    """The text of `call`. Helpers begin with an underscore more than any input or dimension does.
+
+    bound: values of the dimensions that bound inputs have; those inputs are no arguments of the call.
+    """
+    writer = _Writer(inputs, ranges, device, bound or {})
     return "\n".join(writer.lines()) + "\n"
 
 
 def compile_call(
-    text: str, inputs: Sequence[Input], ranges: Sequence[Range], device: torch.device, steps: Sequence[Step]
-) -> Step:
-    """Make `call` of its text and one step per range."""
+    text: str, inputs: Sequence[Input], ranges: Sequence[Range], device: torch.device, steps: Sequence[Step],
+    bound: Mapping[str, torch.Tensor] | None = None,
+) -> Step:  # fmt: skip
+    """Make `call` of its text, one step per range, and the bound inputs by name."""
     under = _underscores(inputs, ranges)
     names: dict[str, Any] = {
         "type": type,
         "Tensor": torch.Tensor,
         "plain": full.plain,
         "contiguous": full.contiguous,
-        "refuse": lambda values: full.must_refuse(inputs, ranges, device, values),
+        "refuse": lambda values: full.must_refuse(inputs, ranges, device, values, bound or {}),
+        **{f"bound_{name}": tensor for name, tensor in (bound or {}).items()},
         "grad_enabled": torch.is_grad_enabled,
         "set_grad": _torch_run.grad_switch(),
         "autocast": torch.is_autocast_enabled,
@@ -124,13 +131,17 @@ def _size_tables(ranges: Sequence[Range], steps: Sequence[T]) -> list[tuple[tupl
 
 
 class _Writer:
-    def __init__(self, inputs: Sequence[Input], ranges: Sequence[Range], device: torch.device) -> None:
-        self.inputs = inputs
+    def __init__(
+        self, inputs: Sequence[Input], ranges: Sequence[Range], device: torch.device, bound: Mapping[str, int]
+    ) -> None:
+        self.all = inputs
+        self.inputs = [entry for entry in inputs if not entry.bound]
+        self.bound = bound
         self.ranges = ranges
         self.device = device
         self.under = _underscores(inputs, ranges)
-        self.known: set[str] = set()
-        """Dimensions that a local variable holds by now."""
+        self.known: set[str] = set(bound)
+        """Dimensions whose value is known by now."""
 
     def lines(self) -> Iterator[str]:
         names = ", ".join(entry.name for entry in self.inputs)
@@ -235,7 +246,7 @@ class _Writer:
         """Call the step as it was compiled and proved: nothing recorded, nothing cast. A server that has no_grad on
         already pays less."""
         u = self.under
-        values = ", ".join(entry.name for entry in self.inputs)
+        values = ", ".join(f"{u}bound_{entry.name}" if entry.bound else entry.name for entry in self.all)
         call = f"return {u}step({values})"
         yield f"if {u}autocast({self.device.type!r}):"
         yield f"    return {u}plainly({', '.join(part for part in (u + 'step', values) if part)})"
@@ -249,8 +260,8 @@ class _Writer:
 
     def _value(self, part: int | str) -> str:
         dim, more = parse_size(part)
-        if not dim:
-            return str(more)
+        if not dim or dim in self.bound:
+            return str(self.bound.get(dim, 0) + more)
         taken = keyword.iskeyword(dim) or any(entry.name == dim for entry in self.inputs)
         name = f"{self.under}n_{dim}" if taken else dim
         return f"{name} + {more}" if more > 0 else f"{name} - {-more}" if more else name

@@ -122,20 +122,24 @@ def _check_kind(entry: Input, tensor: torch.Tensor, device: torch.device) -> Non
 
 
 def _check_memory(entry: Input, tensor: torch.Tensor) -> None:
-    """A mutated input cannot be copied first: the caller would not see what is written."""
+    """A mutated or bound input cannot be copied first: one side would not see what the other one writes."""
     if not tensor.is_contiguous():
         raise InputError(
             f"input {entry.name} has stride {tuple(tensor.stride())} for shape {tuple(tensor.shape)}, expected a "
-            "contiguous tensor because the program writes into it"
+            f"contiguous tensor because {_why(entry)}"
         )
     if tensor.is_cuda and tensor.data_ptr() % ALIGNMENT:
         off = tensor.data_ptr() % ALIGNMENT
         raise InputError(
             f"input {entry.name} begins {off} bytes after a multiple of {ALIGNMENT}, expected "
-            "an aligned tensor because the program writes into it"
+            f"an aligned tensor because {_why(entry)}"
         )
     if tensor.is_conj() or tensor.is_neg():
         raise InputError(f"input {entry.name} is a lazy conjugate or negation, expected a tensor that can be written")
+
+
+def _why(entry: Input) -> str:
+    return "the program writes into it" if entry.mutated else "it is bound"
 
 
 def refuse(
@@ -144,18 +148,38 @@ def refuse(
     device: torch.device,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
+    bound: Mapping[str, torch.Tensor],
 ) -> None:
     """Raise the InputError of a call whose quick check failed; return where the inputs are not at fault."""
-    dims = check(inputs, named(inputs, args, kwargs), device)
+    given = named([entry for entry in inputs if not entry.bound], args, kwargs)
+    dims = check(inputs, {**bound, **given}, device)
     select(ranges, {name: dims[name] for name, _, _ in ranges[0].bounds})
 
 
 def must_refuse(
-    inputs: Sequence[Input], ranges: Sequence[Range], device: torch.device, values: Sequence[Any]
+    inputs: Sequence[Input],
+    ranges: Sequence[Range],
+    device: torch.device,
+    values: Sequence[Any],
+    bound: Mapping[str, torch.Tensor],
 ) -> NoReturn:
     """The same where the quick check saw a fault: it and this must agree."""
-    refuse(inputs, ranges, device, values, {})
+    refuse(inputs, ranges, device, values, {}, bound)
     raise RunError("the quick check of the inputs refused a call that the full check accepts; this is a fault of fxc")
+
+
+def check_bound(inputs: Sequence[Input], tensors: Mapping[str, Any], device: torch.device) -> dict[str, int]:
+    """The values of the dimensions that the bound inputs have.
+
+    Raises:
+        InputError: missing, superfluous, or not as declared.
+    """
+    entries = [entry for entry in inputs if entry.bound]
+    given = named(entries, (), tensors)
+    dims = check(entries, given, device)
+    for entry in entries:
+        _check_memory(entry, given[entry.name])
+    return dims
 
 
 def _describe(value: Any) -> str:

@@ -12,7 +12,7 @@ from fxc.convert import nearest
 from fxc.errors import FxcError, InputError, RunError
 from fxc.manifest import Manifest
 from fxc.runtime import dispatch, weights
-from fxc.runtime.inputs import refuse
+from fxc.runtime.inputs import check_bound, plain, refuse
 from fxc.shapes import Range, select
 
 Factory = Callable[[Sequence[torch.Tensor]], Callable[..., Any]]
@@ -43,13 +43,15 @@ class Program:
         self.manifest = manifest
         self.device = device
         self.ranges: tuple[Range, ...] = tuple(program.range for program in manifest.programs)
-        self.dispatch_code = dispatch.source(manifest.inputs, self.ranges, device)
-        """Text of the generated function that checks inputs and picks a step; for readers."""
+        self.dispatch_code = ""
+        """Text of the generated function that checks inputs and picks a step, once all is bound; for readers."""
         self._factories = tuple(factories)
         self._constants = tuple(constants)
+        self._weights: Sequence[torch.Tensor] | None = None if manifest.weights else ()
+        self._inputs: dict[str, torch.Tensor] = {}
+        self._bound_dims: dict[str, int] | None = None if any(entry.bound for entry in manifest.inputs) else {}
         self._call: Callable[..., Any] = self._unbound
-        if not manifest.weights:
-            self._bind([])
+        self._ready()
 
     @property
     def sizes(self) -> tuple[int | dict[str, int], ...]:
@@ -74,7 +76,21 @@ class Program:
             WeightError: missing or superfluous names, wrong shapes, dtypes or devices; nothing is bound then.
         """
         opened = weights.open_source(source, self.device)
-        self._bind(weights.collect(self.manifest.weights, opened, self.device, strict, self.manifest.unused_weights))
+        unused = self.manifest.unused_weights
+        self._weights = weights.collect(self.manifest.weights, opened, self.device, strict, unused)
+        self._ready()
+        return self
+
+    def bind_inputs(self, tensors: Mapping[str, torch.Tensor]) -> Program:
+        """Hand over the inputs that model.yaml declares with `bound: true` (key/value caches), by name; returns the
+        program. They are used as they are, and are no arguments of a call from then on. May be called again.
+
+        Raises:
+            InputError: missing or superfluous names, wrong shapes, dtypes, devices or layouts; nothing is bound then.
+        """
+        self._bound_dims = check_bound(self.manifest.inputs, tensors, self.device)
+        self._inputs = {name: plain(name, tensor) for name, tensor in tensors.items()}
+        self._ready()
         return self
 
     def explain(self, **dims: int) -> Explanation:
@@ -84,6 +100,7 @@ class Program:
             InputError: an unknown or missing dimension, or values that no program serves.
         """
         names = [name for name, _, _ in self.ranges[0].bounds]
+        dims = {**(self._bound_dims or {}), **dims}
         for name in dims:
             if name not in names:
                 near = nearest(name, names)
@@ -111,25 +128,33 @@ class Program:
             raise
         except Exception:
             # Possibly a wrong name, rank or layout, which the quick checks trip over: then say so instead.
-            refuse(self.manifest.inputs, self.ranges, self.device, args, inputs)
+            refuse(self.manifest.inputs, self.ranges, self.device, args, inputs, self._inputs)
             raise
 
     def __repr__(self) -> str:
         shapes = "; ".join(box.label for box in self.ranges)
         return f"<fxc.Program {self.manifest.model} {self.manifest.hash[:12]} on {self.device}: {shapes}>"
 
-    def _bind(self, bound: Sequence[torch.Tensor]) -> None:
-        tensors = (*bound, *self._constants)
+    def _ready(self) -> None:
+        """Make the call, once weights and bound inputs are there."""
+        if self._weights is None or self._bound_dims is None:
+            return
+        tensors = (*self._weights, *self._constants)
         made = {factory: factory(tensors) for factory in dict.fromkeys(self._factories)}
         steps = [made[factory] for factory in self._factories]
-        self._call = dispatch.compile_call(self.dispatch_code, self.manifest.inputs, self.ranges, self.device, steps)
+        where = (self.manifest.inputs, self.ranges, self.device)
+        self.dispatch_code = dispatch.source(*where, self._bound_dims)
+        self._call = dispatch.compile_call(self.dispatch_code, *where, steps, self._inputs)
 
     def _unbound(self, /, *args: Any, **inputs: Any) -> NoReturn:
-        names = [weight.name for weight in self.manifest.weights]
+        if self._weights is None:
+            what, how = "weights", "program.bind(...)"
+            names = [weight.name for weight in self.manifest.weights]
+        else:
+            what, how = "bound inputs", "program.bind_inputs(...)"
+            names = [entry.name for entry in self.manifest.inputs if entry.bound]
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        raise RunError(
-            f"the program has no weights yet: it needs {shown}", "call program.bind(...) before the first call"
-        )
+        raise RunError(f"the program has no {what} yet: it needs {shown}", f"call {how} before the first call")
 
     def _why(self, box: Range, dims: Mapping[str, int]) -> str:
         asked = ", ".join(f"{name} = {dims[name]}" for name, _, _ in box.bounds)

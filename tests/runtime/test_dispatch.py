@@ -150,7 +150,7 @@ def test_quick_and_full_checks_agree_on_random_inputs() -> None:
             if isinstance(values[at], torch.Tensor):
                 values[at] = spoil(values[at])
         try:
-            refuse(inputs, ranges, CPU, values, {})
+            refuse(inputs, ranges, CPU, values, {}, {})
         except InputError:
             # The quick check trips over a wrong rank or a sparse tensor; `Program` then asks the full one for words.
             with pytest.raises((InputError, ValueError, RuntimeError)):
