@@ -199,6 +199,12 @@ def merge(  # type: ignore[no-untyped-def]
     """Grid (lines, HEADS): a line is a token, or with REQUEST a query of a request. MANY partial results at a time."""
     index = tl.program_id(0)
     head = tl.program_id(1)
+    # The first results are loaded before it is known how many there are: this and what follows wait for memory at once.
+    dv, lanes = tl.arange(0, DV_PAD), tl.arange(0, MANY)
+    line = (index.to(tl.int64) * HEADS + head) * splits
+    logs = tl.load(sums + line + lanes, mask=lanes < splits, other=LOWEST)
+    at = parts + (line + lanes)[:, None] * DV + dv[None, :]
+    values = tl.load(at, mask=(lanes < splits)[:, None] & (dv < DV)[None, :], other=0.0)
     request = tl.minimum(index // QUERIES, requests - 1)  # right for a request, and for a token if each request has one
     start = tl.load(starts + request)
     end = tl.load(starts + request + 1)
@@ -239,12 +245,13 @@ def merge(  # type: ignore[no-untyped-def]
     )
     used = tl.cdiv(last - first, share)
 
-    dv, lanes = tl.arange(0, DV_PAD), tl.arange(0, MANY)
-    acc = tl.zeros([DV_PAD], tl.float32)
-    top = LOWEST * 1.0
-    total = 0.0
-    line = (index.to(tl.int64) * HEADS + head) * splits
-    for base in range(0, used, MANY):
+    logs = tl.where(lanes < used, logs, LOWEST)
+    values = tl.where((lanes < used)[:, None], values, 0.0)
+    top = tl.max(logs, 0)
+    weights = tl.where(lanes < used, tl.exp2(logs - top), 0.0)
+    acc = tl.sum(weights[:, None] * values, 0)
+    total = tl.sum(weights, 0)
+    for base in range(MANY, used, MANY):
         part = base + lanes
         there = part < used
         logs = tl.load(sums + line + part, mask=there, other=LOWEST)

@@ -53,7 +53,7 @@ def decide(
       kind for both would read all keys once for every few queries, or multiply 128 rows for one query.
     """
     group, width = heads // kv_heads, _power(max(d, dv))
-    most = MAX_SPLITS if max_keys is None else max_keys
+    most = MAX_SPLITS * 64 if max_keys is None else max_keys
     if tokens is not None and requests is not None and tokens <= requests:
         return (_narrow("token", tokens, group, kv_heads, width, itemsize, most, sms),)
     wide = _wide(tokens, group, width, itemsize)
