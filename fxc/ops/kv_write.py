@@ -1,7 +1,7 @@
 """`fxc::kv_write`: puts new keys and values into their slots of a paged cache.
 
-    k [tokens, kv_heads, d]   v [tokens, kv_heads, dv]   caches [blocks, block_size, kv_heads, d or dv]
-    slot_mapping int64 [tokens]: block * block_size + offset; -1 for a pad row, which is not written
+k [tokens, kv_heads, d]   v [tokens, kv_heads, dv]   caches [blocks, block_size, kv_heads, d or dv]
+slot_mapping int64 [tokens]: block * block_size + offset; -1 for a pad row, which is not written
 """
 
 from __future__ import annotations

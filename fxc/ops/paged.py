@@ -26,6 +26,15 @@ ARGUMENTS = (
     "Tensor? sinks=None, *, float? scale=None, int? window=None, int? chunk=None, float? softcap=None"
 )
 
+SHAPES = {
+    "q": "[tokens, heads, d]",
+    "k_cache": "[blocks, block_size, kv_heads, d]",
+    "v_cache": "[blocks, block_size, kv_heads, dv]",
+    "block_table": "[requests, max_blocks]",
+    "seq_lens": "[requests]",
+    "query_starts": "[requests + 1]",
+}
+
 
 def _paged(
     q: Tensor,
@@ -175,12 +184,11 @@ def check(
 ) -> None:
     """Refuse what the op does not take, by the argument's name. Static facts only: most sizes may be symbolic."""
     caches = (("k_cache", k_cache), ("v_cache", v_cache))
-    for name, tensor, dims in (("q", q, "[tokens, heads, d]"), ("block_table", block_table, "[requests, max_blocks]"),
-                               ("seq_lens", seq_lens, "[requests]"), ("query_starts", query_starts, "[requests + 1]"),
-                               *((name, cache, "[blocks, block_size, kv_heads, d]") for name, cache in caches)):  # fmt: skip
-        if tensor.dim() != dims.count(",") + 1:
-            raise _refuse(name, f"has {tensor.dim()} dimensions", dims)
-    for name, tensor in (("block_table", block_table), ("seq_lens", seq_lens), ("query_starts", query_starts)):
+    lists = (("block_table", block_table), ("seq_lens", seq_lens), ("query_starts", query_starts))
+    for name, tensor in (("q", q), *caches, *lists):
+        if tensor.dim() != SHAPES[name].count(",") + 1:
+            raise _refuse(name, f"has {tensor.dim()} dimensions", SHAPES[name])
+    for name, tensor in lists:
         if tensor.dtype != torch.int32:
             raise _refuse(name, f"is {tensor.dtype}", "torch.int32")
         if tensor.stride(-1) != 1:
@@ -208,14 +216,14 @@ def check(
             raise _refuse(name, f"is {value}", "a positive number, or none")
 
 
-def _check_sizes(
-    q: Tensor, block_table: Tensor, seq_lens: Tensor, query_starts: Tensor, out: Tensor | None
-) -> None:
+def _check_sizes(q: Tensor, block_table: Tensor, seq_lens: Tensor, query_starts: Tensor, out: Tensor | None) -> None:
     """The sizes that are numbers at a call and symbols while tracing, where a comparison would become a guard."""
     if block_table.shape[0] != seq_lens.shape[0]:
         raise _refuse("block_table", f"has {block_table.shape[0]} rows", f"{seq_lens.shape[0]}, as seq_lens has")
     if query_starts.shape[0] != seq_lens.shape[0] + 1:
-        raise _refuse("query_starts", f"has {query_starts.shape[0]} entries", f"{seq_lens.shape[0] + 1}, one per request and one")
+        raise _refuse(
+            "query_starts", f"has {query_starts.shape[0]} entries", f"{seq_lens.shape[0] + 1}, one per request and one"
+        )
     if out is not None and out.shape[0] != q.shape[0]:
         raise _refuse("out", f"has {out.shape[0]} tokens", f"{q.shape[0]}, as q has")
 

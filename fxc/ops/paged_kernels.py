@@ -1,3 +1,5 @@
+# mypy: ignore-errors
+# ruff: noqa: N803, SIM102
 """The Triton kernels of `fxc::attention.paged` and `fxc::kv_write`. Imported when one is first launched or traced.
 
 A program of `attend` computes a tile: up to ROWS rows, one for each pair of a query and one of the GROUP query heads
@@ -27,7 +29,7 @@ LOWEST = tl.constexpr(-1e30)
 
 
 @triton.jit
-def _holds(first, next, request, requests, index, QUERIES: tl.constexpr, BY: tl.constexpr):  # type: ignore[no-untyped-def]
+def _holds(first, next, request, requests, index, QUERIES: tl.constexpr, BY: tl.constexpr):
     """Whether `index` is a tile or token of `request`, whose first token is `first`, the next one's `next`."""
     if BY == TILE:
         first = first // QUERIES + request
@@ -36,7 +38,7 @@ def _holds(first, next, request, requests, index, QUERIES: tl.constexpr, BY: tl.
 
 
 @triton.jit
-def _low(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _low(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
     """The first key that a query at `position` sees."""
     low = position * 0
     if WINDOW:
@@ -47,7 +49,7 @@ def _low(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[n
 
 
 @triton.jit
-def _first_query(request, start, index, QUERIES: tl.constexpr, BY: tl.constexpr):  # type: ignore[no-untyped-def]
+def _first_query(request, start, index, QUERIES: tl.constexpr, BY: tl.constexpr):
     """Tile `index` of `request` begins with this one of its queries."""
     query = start * 0
     if BY == TOKEN:
@@ -58,7 +60,9 @@ def _first_query(request, start, index, QUERIES: tl.constexpr, BY: tl.constexpr)
 
 
 @triton.jit
-def _keys(position, length, splits, QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _keys(
+    position, length, splits, QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr
+):
     """Of the tile whose first query is at `position`: its first and last key tile, and how many a split takes."""
     stop = tl.maximum(tl.minimum(position + QUERIES, length), 0)
     first = tl.minimum(_low(tl.maximum(position, 0), WINDOW, CHUNK), stop) // KEYS
@@ -67,15 +71,19 @@ def _keys(position, length, splits, QUERIES: tl.constexpr, KEYS: tl.constexpr, W
 
 
 @triton.jit(do_not_specialize=["tokens", "requests", "splits", "tiles"])
-def attend(  # type: ignore[no-untyped-def]
+def attend(
     q, k, v, table, lengths, starts, sinks, out, parts, sums, tokens, requests, splits, tiles,
     q_token, q_head, k_block, k_slot, k_head, v_block, v_slot, v_head, table_row, out_token, out_head,
     BY: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr,
     BLOCK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr,
-    QUERIES: tl.constexpr, SKIP: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    SPLIT: tl.constexpr, QUERIES: tl.constexpr, SKIP: tl.constexpr, REGISTERS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles * KV_HEADS, splits). Requests of up to SKIP queries are left to another launch."""
+    """Grid (tiles * KV_HEADS, splits). Requests of up to SKIP queries are left to another launch.
+
+    REGISTERS is not read: it tells who compiles this what Triton's option `maxnreg` should be, 0 for none. Inductor
+    drops that option, so that a build has to put it back.
+    """
     head = tl.program_id(0) % KV_HEADS
     index = tl.program_id(0) // KV_HEADS
     if BY == TILE:  # late tiles see more keys: the longest programs start first
@@ -191,7 +199,7 @@ def attend(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["tokens", "requests", "splits"])
-def merge(  # type: ignore[no-untyped-def]
+def merge(
     parts, sums, lengths, starts, out, tokens, requests, splits, out_token, out_head,
     BY: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, QUERIES: tl.constexpr, SKIP: tl.constexpr, MANY: tl.constexpr,
@@ -240,9 +248,7 @@ def merge(  # type: ignore[no-untyped-def]
         return
     if (SKIP > 0) & real & (count <= SKIP):
         return
-    first, last, share = _keys(
-        length - count + mine // QUERIES * QUERIES, length, splits, QUERIES, KEYS, WINDOW, CHUNK
-    )
+    first, last, share = _keys(length - count + mine // QUERIES * QUERIES, length, splits, QUERIES, KEYS, WINDOW, CHUNK)
     used = tl.cdiv(last - first, share)
 
     logs = tl.where(lanes < used, logs, LOWEST)
@@ -269,7 +275,7 @@ def merge(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def write(  # type: ignore[no-untyped-def]
+def write(
     k, v, k_cache, v_cache, slots, k_token, k_head, v_token, v_head, k_block, k_slot, k_to, v_block, v_slot, v_to,
     HEADS: tl.constexpr, SOME: tl.constexpr, BLOCK: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr,

@@ -75,7 +75,7 @@ def _narrow(
     max_keys: int,
     sms: int,
 ) -> Launch:
-    """Waits for memory: few warps, which wait for each other the less, and a tile of 32 kB in flight for each program."""
+    """Waits for memory: few warps, as they wait for each other, and a tile of 32 kB in flight for each program."""
     rows = max(16, _power(group))
     keys = max(16, min(64, 16384 // (width * itemsize)))
     return _share(Launch(by, rows, keys, 1, 2 if rows == 16 else 4, 3), tiles, kv_heads, sms, max_keys)
@@ -93,7 +93,7 @@ def _wide(tokens: int | None, group: int, width: int, itemsize: int) -> Launch:
 
 
 def _share(launch: Launch, tiles: int | None, kv_heads: int, sms: int, max_keys: int) -> Launch:
-    """With as many splits as it takes to keep all multiprocessors busy; a number of tiles that is a symbol gets none."""
+    """With as many splits as keep all multiprocessors busy; a number of tiles that is a symbol gets none."""
     if tiles is None:
         return launch
     programs = sms * (2 if launch.by == "tile" else 4)

@@ -27,7 +27,8 @@ def batch(
     counts = [-(-length // block_size) for length in lengths]
     blocks = torch.randperm(sum(counts) + 2, generator=make).tolist()
     caches = [
-        torch.full((len(blocks), block_size, kv_heads, size), float("nan"), dtype=dtype) for size in (width, value_width)
+        torch.full((len(blocks), block_size, kv_heads, size), float("nan"), dtype=dtype)
+        for size in (width, value_width)
     ]
     table = torch.full((len(lengths), max(counts) + 1), 1_000_000, dtype=torch.int32)
     for request, (length, count) in enumerate(zip(lengths, counts, strict=True)):

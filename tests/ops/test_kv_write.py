@@ -45,7 +45,9 @@ def test_writes_the_rows_that_have_a_slot(name: str, dtype: torch.dtype) -> None
 
 
 def test_no_rows() -> None:
-    kv_write(torch.zeros(0, 2, 8), torch.zeros(0, 2, 8), *(torch.zeros(3, 4, 2, 8) for _ in range(2)), torch.zeros(0).long())
+    kv_write(
+        torch.zeros(0, 2, 8), torch.zeros(0, 2, 8), *(torch.zeros(3, 4, 2, 8) for _ in range(2)), torch.zeros(0).long()
+    )
 
 
 def test_new_rows_may_be_slices() -> None:
