@@ -26,6 +26,15 @@ ARGUMENTS = (
     "Tensor? sinks=None, *, float? scale=None, int? window=None, int? chunk=None, float? softcap=None"
 )
 
+SHAPES = {
+    "q": "[tokens, heads, d]",
+    "k_cache": "[blocks, block_size, kv_heads, d]",
+    "v_cache": "[blocks, block_size, kv_heads, dv]",
+    "block_table": "[requests, max_blocks]",
+    "seq_lens": "[requests]",
+    "query_starts": "[requests + 1]",
+}
+
 
 def _paged(
     q: Tensor,
@@ -175,12 +184,11 @@ def check(
 ) -> None:
     """Refuse what the op does not take, by the argument's name. Static facts only: most sizes may be symbolic."""
     caches = (("k_cache", k_cache), ("v_cache", v_cache))
-    for name, tensor, dims in (("q", q, "[tokens, heads, d]"), ("block_table", block_table, "[requests, max_blocks]"),
-                               ("seq_lens", seq_lens, "[requests]"), ("query_starts", query_starts, "[requests + 1]"),
-                               *((name, cache, "[blocks, block_size, kv_heads, d]") for name, cache in caches)):  # fmt: skip
-        if tensor.dim() != dims.count(",") + 1:
-            raise _refuse(name, f"has {tensor.dim()} dimensions", dims)
-    for name, tensor in (("block_table", block_table), ("seq_lens", seq_lens), ("query_starts", query_starts)):
+    lists = (("block_table", block_table), ("seq_lens", seq_lens), ("query_starts", query_starts))
+    for name, tensor in (("q", q), *caches, *lists):
+        if tensor.dim() != SHAPES[name].count(",") + 1:
+            raise _refuse(name, f"has {tensor.dim()} dimensions", SHAPES[name])
+    for name, tensor in lists:
         if tensor.dtype != torch.int32:
             raise _refuse(name, f"is {tensor.dtype}", "torch.int32")
         if tensor.stride(-1) != 1:

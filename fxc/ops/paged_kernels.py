@@ -1,3 +1,5 @@
+# mypy: ignore-errors
+# ruff: noqa: N803, SIM102
 """The Triton kernels of `fxc::attention.paged` and `fxc::kv_write`. Imported when one is first launched or traced.
 
 A program of `attend` computes a tile: up to ROWS rows, one for each pair of a query and one of the GROUP query heads
@@ -27,7 +29,7 @@ LOWEST = tl.constexpr(-1e30)
 
 
 @triton.jit
-def _holds(first, next, request, requests, index, QUERIES: tl.constexpr, BY: tl.constexpr):  # type: ignore[no-untyped-def]
+def _holds(first, next, request, requests, index, QUERIES: tl.constexpr, BY: tl.constexpr):
     """Whether `index` is a tile or token of `request`, whose first token is `first`, the next one's `next`."""
     if BY == TILE:
         first = first // QUERIES + request
@@ -36,7 +38,7 @@ def _holds(first, next, request, requests, index, QUERIES: tl.constexpr, BY: tl.
 
 
 @triton.jit
-def _low(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _low(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
     """The first key that a query at `position` sees."""
     low = position * 0
     if WINDOW:
@@ -47,7 +49,7 @@ def _low(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[n
 
 
 @triton.jit
-def _first_query(request, start, index, QUERIES: tl.constexpr, BY: tl.constexpr):  # type: ignore[no-untyped-def]
+def _first_query(request, start, index, QUERIES: tl.constexpr, BY: tl.constexpr):
     """Tile `index` of `request` begins with this one of its queries."""
     query = start * 0
     if BY == TOKEN:
@@ -60,7 +62,7 @@ def _first_query(request, start, index, QUERIES: tl.constexpr, BY: tl.constexpr)
 @triton.jit
 def _keys(
     position, length, splits, QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr
-):  # type: ignore[no-untyped-def]
+):
     """Of the tile whose first query is at `position`: its first and last key tile, and how many a split takes."""
     stop = tl.maximum(tl.minimum(position + QUERIES, length), 0)
     first = tl.minimum(_low(tl.maximum(position, 0), WINDOW, CHUNK), stop) // KEYS
@@ -69,15 +71,19 @@ def _keys(
 
 
 @triton.jit(do_not_specialize=["tokens", "requests", "splits", "tiles"])
-def attend(  # type: ignore[no-untyped-def]
+def attend(
     q, k, v, table, lengths, starts, sinks, out, parts, sums, tokens, requests, splits, tiles,
     q_token, q_head, k_block, k_slot, k_head, v_block, v_slot, v_head, table_row, out_token, out_head,
     BY: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr,
     BLOCK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr,
-    QUERIES: tl.constexpr, SKIP: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    SPLIT: tl.constexpr, QUERIES: tl.constexpr, SKIP: tl.constexpr, REGISTERS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles * KV_HEADS, splits). Requests of up to SKIP queries are left to another launch."""
+    """Grid (tiles * KV_HEADS, splits). Requests of up to SKIP queries are left to another launch.
+
+    REGISTERS is not read: it tells who compiles this what Triton's option `maxnreg` should be, 0 for none. Inductor
+    drops that option, so that a build has to put it back.
+    """
     head = tl.program_id(0) % KV_HEADS
     index = tl.program_id(0) // KV_HEADS
     if BY == TILE:  # late tiles see more keys: the longest programs start first
@@ -193,7 +199,7 @@ def attend(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["tokens", "requests", "splits"])
-def merge(  # type: ignore[no-untyped-def]
+def merge(
     parts, sums, lengths, starts, out, tokens, requests, splits, out_token, out_head,
     BY: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, QUERIES: tl.constexpr, SKIP: tl.constexpr, MANY: tl.constexpr,
@@ -201,6 +207,12 @@ def merge(  # type: ignore[no-untyped-def]
     """Grid (lines, HEADS): a line is a token, or with REQUEST a query of a request. MANY partial results at a time."""
     index = tl.program_id(0)
     head = tl.program_id(1)
+    # The first results are loaded before it is known how many there are: this and what follows wait for memory at once.
+    dv, lanes = tl.arange(0, DV_PAD), tl.arange(0, MANY)
+    line = (index.to(tl.int64) * HEADS + head) * splits
+    logs = tl.load(sums + line + lanes, mask=lanes < splits, other=LOWEST)
+    at = parts + (line + lanes)[:, None] * DV + dv[None, :]
+    values = tl.load(at, mask=(lanes < splits)[:, None] & (dv < DV)[None, :], other=0.0)
     request = tl.minimum(index // QUERIES, requests - 1)  # right for a request, and for a token if each request has one
     start = tl.load(starts + request)
     end = tl.load(starts + request + 1)
@@ -239,12 +251,13 @@ def merge(  # type: ignore[no-untyped-def]
     first, last, share = _keys(length - count + mine // QUERIES * QUERIES, length, splits, QUERIES, KEYS, WINDOW, CHUNK)
     used = tl.cdiv(last - first, share)
 
-    dv, lanes = tl.arange(0, DV_PAD), tl.arange(0, MANY)
-    acc = tl.zeros([DV_PAD], tl.float32)
-    top = LOWEST * 1.0
-    total = 0.0
-    line = (index.to(tl.int64) * HEADS + head) * splits
-    for base in range(0, used, MANY):
+    logs = tl.where(lanes < used, logs, LOWEST)
+    values = tl.where((lanes < used)[:, None], values, 0.0)
+    top = tl.max(logs, 0)
+    weights = tl.where(lanes < used, tl.exp2(logs - top), 0.0)
+    acc = tl.sum(weights[:, None] * values, 0)
+    total = tl.sum(weights, 0)
+    for base in range(MANY, used, MANY):
         part = base + lanes
         there = part < used
         logs = tl.load(sums + line + part, mask=there, other=LOWEST)
@@ -262,7 +275,7 @@ def merge(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def write(  # type: ignore[no-untyped-def]
+def write(
     k, v, k_cache, v_cache, slots, k_token, k_head, v_token, v_head, k_block, k_slot, k_to, v_block, v_slot, v_to,
     HEADS: tl.constexpr, SOME: tl.constexpr, BLOCK: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr,

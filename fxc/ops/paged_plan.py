@@ -53,7 +53,7 @@ def decide(
       kind for both would read all keys once for every few queries, or multiply 128 rows for one query.
     """
     group, width = heads // kv_heads, _power(max(d, dv))
-    most = MAX_SPLITS if max_keys is None else max_keys
+    most = MAX_SPLITS * 64 if max_keys is None else max_keys
     if tokens is not None and requests is not None and tokens <= requests:
         return (_narrow("token", tokens, group, kv_heads, width, itemsize, most, sms),)
     wide = _wide(tokens, group, width, itemsize)
@@ -75,7 +75,7 @@ def _narrow(
     max_keys: int,
     sms: int,
 ) -> Launch:
-    """Waits for memory: few warps, which wait for each other the less, and a tile of 32 kB in flight for each program."""
+    """Waits for memory: few warps, as they wait for each other, and a tile of 32 kB in flight for each program."""
     rows = max(16, _power(group))
     keys = max(16, min(64, 16384 // (width * itemsize)))
     return _share(Launch(by, rows, keys, 1, 2 if rows == 16 else 4, 3), tiles, kv_heads, sms, max_keys)
@@ -93,7 +93,7 @@ def _wide(tokens: int | None, group: int, width: int, itemsize: int) -> Launch:
 
 
 def _share(launch: Launch, tiles: int | None, kv_heads: int, sms: int, max_keys: int) -> Launch:
-    """With as many splits as it takes to keep all multiprocessors busy; a number of tiles that is a symbol gets none."""
+    """With as many splits as keep all multiprocessors busy; a number of tiles that is a symbol gets none."""
     if tiles is None:
         return launch
     programs = sms * (2 if launch.by == "tile" else 4)

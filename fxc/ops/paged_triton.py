@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from fxc.ops import paged_kernels as kernels
@@ -22,7 +21,8 @@ BY = {"token": kernels.TOKEN.value, "request": kernels.REQUEST.value, "tile": ke
 
 def run(kernel: Any, grid: tuple[Any, ...], *args: Any, **options: Any) -> None:
     """Launch now."""
-    kernel[grid](*args, **options)
+    registers = options.get("REGISTERS") or None
+    kernel[grid](*args, **options, **({} if registers is None else {"maxnreg": registers}))
 
 
 def trace(kernel: Any, grid: tuple[Any, ...], *args: Any, **options: Any) -> None:
@@ -81,9 +81,9 @@ def attend(
             q.stride(0), q.stride(1), *k_cache.stride()[:3], *v_cache.stride()[:3],
             block_table.stride(0), out.stride(0), out.stride(1),
             ROWS=launch.rows, GROUP=group, KV_HEADS=kv_heads, BLOCK=block, D=d, D_PAD=_pad(d),
-            SCALE=d**-0.5 if scale is None else scale, SOFTCAP=softcap or 0.0, SINKS=sinks is not None, SPLIT=launch.splits > 1, **shared,
+            SCALE=d**-0.5 if scale is None else scale, SOFTCAP=softcap or 0.0, SINKS=sinks is not None,
+            SPLIT=launch.splits > 1, REGISTERS=launch.registers or 0, **shared,
             num_warps=launch.warps, num_stages=launch.stages,
-            **({} if launch.registers is None else {"maxnreg": launch.registers}),
         )  # fmt: skip
         if launch.splits > 1:
             many = min(32, _pad(launch.splits, 1))
@@ -115,4 +115,5 @@ def _known(size: Any) -> int | None:
 
 
 def _pad(width: int, least: int = 16) -> int:
-    return max(least, triton.next_power_of_2(width))
+    """The least power of two that is not below either."""
+    return 1 << (max(least, width) - 1).bit_length()

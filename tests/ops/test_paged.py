@@ -195,3 +195,33 @@ def test_kernels_in_the_interpreter() -> None:
     environ = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", INTERPRETED], env=environ, capture_output=True, text=True)
     assert done.stdout == "equal\n", done.stderr
+
+
+class _Inputs(torch.nn.Module):
+    def forward(self, *args: torch.Tensor) -> list[torch.Tensor]:
+        return [arg * 1 for arg in args]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")  # torch.export's own
+def test_kernels_are_traced_with_symbolic_sizes() -> None:
+    """Nothing reads a tensor or guards a size: the launches stand in the graph, their grids computed from shapes."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from fxc.ops import paged_triton
+
+    tokens, requests, blocks, width = (torch.export.Dim(name, min=1, max=4096) for name in ("t", "r", "b", "w"))
+    dims = ({0: tokens}, {0: blocks}, {0: blocks}, {0: requests, 1: width}, {0: requests}, {0: requests + 1})
+    program = torch.export.export(_Inputs(), batch(*MIXED), dynamic_shapes=(dims,))
+    values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
+
+    def call(*args: torch.Tensor) -> torch.Tensor:
+        return paged_triton.attend(*args, window=9, call=paged_triton.trace)
+
+    with values[0].fake_mode:
+        graph = make_fx(call)(*values)
+    launches = [node for node in graph.graph.nodes if "triton_kernel_wrapper_mutation" in str(node.target)]
+    assert len(launches) == 2
+    assert [type(node.kwargs["grid"][0][0]) for node in launches] == [torch.fx.Node] * 2
+    assert not any("item" in str(node.target) for node in graph.graph.nodes)
+    assert str(values[0].shape[0]).startswith("s")
