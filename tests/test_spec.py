@@ -88,7 +88,7 @@ def test_later_overrides_win(file: Path) -> None:
 # One line per mistake: what is set, the key named, the message, the hint.
 MISTAKES = [
     ("foo=1", "foo: unknown key",
-     "known keys: model, device, inputs, dims, compile, partition, passes, cudagraph"),
+     "known keys: model, device, inputs, dims, kv_cache, compile, partition, passes, cudagraph"),
     ("compile.levle=1", "compile.levle: unknown key", "did you mean 'level'?"),
     ("inputs.x.dtpye=int8", "inputs.x.dtpye: unknown key", "did you mean 'dtype'?"),
     ("inputs.x.dtype=float3", f"inputs.x.dtype: 'float3' is not one of {DTYPES}", "did you mean 'float32'?"),
@@ -102,7 +102,7 @@ MISTAKES = [
     ("inputs.x.shape=[n, null]", "inputs.x.shape[1]: has no value, expected a whole number or text",
      "give it one or remove the key"),
     ("inputs.x.shape=[-1]", "inputs.x.shape[0]: -1 is too small, expected 0 or more", ""),
-    ("inputs.x=[n]", "inputs.x: ['n'] is a list, expected a mapping with the keys shape, dtype, values", ""),
+    ("inputs.x=[n]", "inputs.x: ['n'] is a list, expected a mapping with the keys shape, dtype, values, bound", ""),
     ("inputs.x={shape: [n]}", f"inputs.x.dtype: missing; expected one of {DTYPES}", ""),
     ("inputs.x.values=[1]", "inputs.x.values: [1] has 1 entries, expected 2", ""),
     ("inputs.x.values=[2, 1]", "inputs.x.values: [2, 1] holds no values",
@@ -272,7 +272,7 @@ def test_schema_accepts_what_the_contract_shows() -> None:
     assert json.dumps(schema)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert set(schema["$defs"]["Spec"]["properties"]) == {
-        "model", "device", "inputs", "dims", "compile", "partition", "passes", "cudagraph",
+        "model", "device", "inputs", "dims", "kv_cache", "compile", "partition", "passes", "cudagraph",
     }  # fmt: skip
 
 
@@ -280,3 +280,34 @@ def failure(file: Path, *overrides: str) -> tuple[str, str]:
     with pytest.raises(SpecError) as caught:
         load_spec(file, overrides)
     return caught.value.message, caught.value.hint
+
+
+def test_shapes_with_a_number_added() -> None:
+    data: dict[str, Any] = {
+        "model": {"target": "a:B"},
+        "device": "cpu",
+        "inputs": {"starts": {"shape": ["n+1"], "dtype": "int32"}, "x": {"shape": ["n"], "dtype": "int32"}},
+        "dims": {"n": {"min": 0, "max": 4}},
+    }
+    assert parse_spec(data).inputs["starts"].shape == ("n+1",)
+    for shape, message, hint in (
+        (["n*2"], "spec: inputs.starts.shape: 'n*2' is no size", "write a number, a name in dims, or such a name plus"),
+        (["n - 1"], "spec: inputs.starts.shape: 'n - 1' is below 0 at n = 0", ""),
+        (["m + 1"], "spec: inputs.starts.shape: dimension 'm' has no bounds in dims", "did you mean 'n'?"),
+    ):
+        wrong = {**data, "inputs": {**data["inputs"], "starts": {"shape": shape, "dtype": "int32"}}}
+        with pytest.raises(SpecError) as caught:
+            parse_spec(wrong)
+        assert caught.value.message == message
+        assert caught.value.hint.startswith(hint)
+    alone = {**data, "inputs": {"starts": data["inputs"]["starts"]}}
+    with pytest.raises(SpecError, match=r"dims\.n: no input has it as a size by itself"):
+        parse_spec(alone)
+
+
+def test_kv_cache_is_for_hugging_face_models() -> None:
+    data = {"model": {"target": "a:B"}, "device": "cpu", "inputs": {"x": {"shape": [1], "dtype": "bool"}}}
+    with pytest.raises(SpecError, match="kv_cache: is for model.huggingface only"):
+        parse_spec({**data, "kv_cache": {"block_size": 16}})
+    spec = parse_spec({"model": {"huggingface": "."}, "device": "cpu", "kv_cache": {}, "compile": {"sizes": [8]}})
+    assert named_values(spec, spec.compile.sizes, "compile.sizes") == [{"num_tokens": 8}]

@@ -10,7 +10,7 @@ import torch
 from fxc.convert import nearest
 from fxc.errors import InputError, RunError
 from fxc.manifest import Input
-from fxc.shapes import Range, parse_size, select, size_at
+from fxc.shapes import Range, out_of_bounds, parse_size, select, size_at
 
 ALIGNMENT = 16
 """Bytes. Compiled CUDA kernels load vectors of this width."""
@@ -168,7 +168,9 @@ def must_refuse(
     raise RunError("the quick check of the inputs refused a call that the full check accepts; this is a fault of fxc")
 
 
-def check_bound(inputs: Sequence[Input], tensors: Mapping[str, Any], device: torch.device) -> dict[str, int]:
+def check_bound(
+    inputs: Sequence[Input], ranges: Sequence[Range], tensors: Mapping[str, Any], device: torch.device
+) -> dict[str, int]:
     """The values of the dimensions that the bound inputs have.
 
     Raises:
@@ -179,6 +181,8 @@ def check_bound(inputs: Sequence[Input], tensors: Mapping[str, Any], device: tor
     dims = check(entries, given, device)
     for entry in entries:
         _check_memory(entry, given[entry.name])
+    if not any(all(low <= dims.get(name, low) <= high for name, low, high in box.bounds) for box in ranges):
+        raise out_of_bounds(ranges, dims)
     return dims
 
 

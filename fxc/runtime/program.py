@@ -88,7 +88,7 @@ class Program:
         Raises:
             InputError: missing or superfluous names, wrong shapes, dtypes, devices or layouts; nothing is bound then.
         """
-        self._bound_dims = check_bound(self.manifest.inputs, tensors, self.device)
+        self._bound_dims = check_bound(self.manifest.inputs, self.ranges, tensors, self.device)
         self._inputs = {name: plain(name, tensor) for name, tensor in tensors.items()}
         self._ready()
         return self

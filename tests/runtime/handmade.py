@@ -13,7 +13,7 @@ import torch
 from fxc import machine
 from fxc.manifest import Binary, Constant, CustomOp, File, Input, Manifest, Program, Rank, Weight, encode
 from fxc.shapes import Range
-from fxc.spec import ModelSpec, Spec
+from fxc.spec import KVCacheSpec, ModelSpec, Spec
 from fxc.target import Target
 
 LINEAR = '''"""tiny"""
@@ -59,6 +59,7 @@ def write(
     libraries: dict[str, Path] | None = None,
     custom_ops: Sequence[CustomOp] = (),
     target: Target | None = None,
+    kv_cache: KVCacheSpec | None = None,
     ranks: Sequence[Rank] = (Rank(rank=0, data_parallel_rank=0, world_size=1, files={}),),
 ) -> Path:
     """An artifact in `folder`."""
@@ -88,7 +89,7 @@ def write(
         fxc="0",
         created="2026-01-01T00:00:00Z",
         model="Tiny",
-        spec=Spec(model=ModelSpec(target="tiny.py:Tiny"), device="cpu"),
+        spec=Spec(model=ModelSpec(target="tiny.py:Tiny"), device="cpu", kv_cache=kv_cache),
         target=target or machine.probe("cpu"),
         factors=(),
         inputs=tuple(inputs),
