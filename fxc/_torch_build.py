@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import os
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -172,10 +172,51 @@ def compile_graph(
         f"{torch.__version__} {torch.__file__} {compiler_version()}", target.march,
     )  # fmt: skip
     cpp_builder.run_compile_cmd = host
+    if target.device == "cuda":
+        _keep_registers()
     # Inductor asks whether the compiler knows an extension by loading what it makes in a new Python that imports torch:
     # seconds for each, and the CPU was asked already.
     cpu_vec_isa.VecISA.check_build = lambda self, code: host.accepts(self.build_arch_flags().split(), code)  # type: ignore[method-assign]
     return Path(str(torch._inductor.aot_compile(module, inputs, options={**options})))
+
+
+def expand(
+    module: fx.GraphModule,
+    inputs: tuple[torch.Tensor, ...],
+    symbols: Symbols,
+    kernels: Mapping[Any, Callable[..., Any]],
+) -> fx.GraphModule:
+    """Put Triton's kernels into a graph in place of ops that launch them, so that they become part of the binary.
+
+    Args:
+        kernels: op -> what computes it, with `torch.library.wrap_triton` around each kernel.
+    """
+    if not any(node.target in kernels for node in module.graph.nodes):
+        return module
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    class Expanding(fx.Interpreter):
+        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            return kernels.get(target, target)(*args, **kwargs)
+
+    # Not functionalised: then a kernel's write into an input would be lost.
+    with symbols.mode:
+        return make_fx(Expanding(module).run)(*inputs)
+
+
+def _keep_registers() -> None:
+    """Inductor drops the limit on registers that a user's kernel asks for; ours names it as a constant, too."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    original = CachingAutotuner._create_compile_options
+
+    def options(self: Any, config: Any, meta: Any) -> Any:
+        made = original(self, config, meta)
+        if registers := meta["constants"].get("REGISTERS"):
+            made["maxnreg"] = registers
+        return made
+
+    CachingAutotuner._create_compile_options = options
 
 
 _PRELOADED = (

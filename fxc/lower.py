@@ -24,6 +24,8 @@ from fxc.shapes import Range, edge_points
 from fxc.target import Target
 
 _HERE = Path(__file__).parent
+KERNELS = key.digest(b"".join(path.read_bytes() for path in sorted((_HERE / "ops").glob("*.py"))))
+"""Digest of the ops whose Triton kernels become part of binaries."""
 VERSION = key.digest(
     b"".join(
         (_HERE / name).read_bytes() for name in ("_torch_build.py", "host_compiler.py", "lower.py", "piece_jobs.py")
@@ -58,6 +60,7 @@ class Unit:
                 ("lower", VERSION),
                 ("piece", self.piece.text),
                 ("ops", "\n".join(self.piece.custom_ops)),
+                ("kernels", KERNELS if self.target.device == "cuda" and self.piece.custom_ops else ""),
                 ("range", self.range.label),
                 ("hints", repr(sorted(self.dims().items()))),
                 ("options", repr(sorted(self.options))),

@@ -72,11 +72,16 @@ def is_splitting(node: fx.Node, names: Sequence[str]) -> bool:
     if not isinstance(target, OpOverload):
         return False
     name = schema(target).name
-    if name in names or f"{name}.{overload(target)}" in names:
+    if _is_named(node, names):
         return True
     if name in _COPIES and _protects(node):
         return True
     return target.namespace not in OWN_NAMESPACES and has_effect(target)
+
+
+def _is_named(node: fx.Node, names: Sequence[str]) -> bool:
+    name = schema(node.target).name
+    return name in names or f"{name}.{overload(node.target)}" in names
 
 
 def _protects(node: fx.Node) -> bool:
@@ -86,8 +91,13 @@ def _protects(node: fx.Node) -> bool:
     return any(root.meta.get("written_by_custom") for root in (source, source.meta.get("base", source), node))
 
 
-def partition(traced: Traced, splitting_ops: Sequence[str]) -> Partition:
-    """Cut the graph. Nodes between two cuts are one piece, in their original order."""
+def partition(traced: Traced, splitting_ops: Sequence[str], compiled_ops: Sequence[str] = ()) -> Partition:
+    """Cut the graph. Nodes between two cuts are one piece, in their original order.
+
+    Args:
+        splitting_ops: qualified names of the ops to cut at; an overload may be named.
+        compiled_ops: those of them that are pieces of their own instead of eager calls.
+    """
     nodes = [node for node in traced.graph.nodes if node.op == "call_function"]
     _mark_custom_writes(nodes)
     region: dict[fx.Node, int] = {}
@@ -97,7 +107,8 @@ def partition(traced: Traced, splitting_ops: Sequence[str]) -> Partition:
         if node.target is operator.getitem and node.args[0] in region and region[node.args[0]] in eager:
             region[node] = region[node.args[0]]
         elif is_splitting(node, splitting_ops):
-            eager[current + 1] = node
+            if not _is_named(node, compiled_ops):
+                eager[current + 1] = node
             region[node] = current + 1
             current += 2
         elif not is_scalar(node) or reads_data(node):

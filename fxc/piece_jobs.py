@@ -6,6 +6,8 @@ import importlib
 import os
 import re
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from fxc import _torch_build, _torch_run
 from fxc._worker import CheckJob, CompileJob
 from fxc.graph_run import copied, drawn
 from fxc.graph_text import parse_graph, parse_layout
+from fxc.ops import paged, paged_attention
 from fxc.prove import POINT_BYTES, affordable, compare
 from fxc.scalars import compute
 from fxc.shapes import point_label
@@ -44,8 +47,9 @@ def compile_piece(job: CompileJob) -> dict[str, Any]:
     graph, layouts = parse_graph(job.text)
     symbols = _torch_build.Symbols(job.dims)
     inputs = tuple(_fake(symbols, text, job.target.device) for text in layouts)
+    module = _torch_build.expand(fx.GraphModule({}, graph), inputs, symbols, _kernels(job.target))
     library = _torch_build.compile_graph(
-        fx.GraphModule({}, graph), inputs, job.options, job.target, scratch=Path(job.scratch), fast=job.fast
+        module, inputs, job.options, job.target, scratch=Path(job.scratch), fast=job.fast
     )
     done = subprocess.run(["strip", "--strip-unneeded", str(library)], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -56,6 +60,16 @@ def compile_piece(job: CompileJob) -> dict[str, Any]:
         "calls": str(calls) if calls.exists() else "",
         "assumptions": symbols.assumptions(),
     }
+
+
+def _kernels(target: Target) -> dict[Any, Callable[..., Any]]:
+    """Ops that a binary for this target has the kernels of, and what launches those."""
+    if target.device != "cuda":
+        return {}
+    from fxc.ops import paged_attention, paged_triton
+
+    sms = int(target.properties["multi_processor_count"])
+    return {paged_attention: partial(paged_triton.attend, call=paged_triton.trace, sms=sms)}
 
 
 def _require_device(target: Target) -> None:
@@ -88,6 +102,9 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
     import_ops(job.imports)
     run = _torch_run.runner(Path(job.library), torch.device(job.device))
     graph, layouts = parse_graph(job.text)
+    compiled = [node for node in graph.nodes if node.target is paged_attention] if job.device == "cuda" else []
+    for node in compiled:  # not the kernels that the binary has, too
+        node.target = paged.reference
     eager = fx.GraphModule({}, graph)
     proof, unproved = [], []
     budget = min(POINT_BYTES, _free_bytes(job.device) // (4 * job.share))
@@ -102,6 +119,8 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
             drawn(layout, point, values, job.device, seed)
             for seed, (layout, values) in enumerate(zip(layouts, job.values, strict=True))
         ]
+        if compiled:
+            paged.make_up(*inputs[:6])
         copies = [copied(tensor) for tensor in inputs]
         with torch.no_grad():
             results = eager(*copies)

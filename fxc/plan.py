@@ -12,7 +12,7 @@ import msgspec
 import torch
 from safetensors.torch import save as save_tensors
 
-import fxc.ops  # noqa: F401  registers fxc::attention
+import fxc.ops
 from fxc import identity, lower, prove, stitch, trace
 from fxc._torch_build import OpOverload, schema
 from fxc.aside import kept_aside
@@ -98,7 +98,9 @@ def make_plan(spec: Spec, directory: Path, target: Target) -> Plan:
     del model
     gc.collect()
     traced_at = time.perf_counter()
-    parts = {f"step_{i}": partition(traced, spec.partition.splitting_ops) for i, traced in enumerate(traces)}
+    ops = spec.partition.splitting_ops
+    compiled = fxc.ops.COMPILED if target.device == "cuda" and spec.compile.level else ()
+    parts = {f"step_{i}": partition(traced, ops, compiled) for i, traced in enumerate(traces)}
     records = identity.sources(sorted(read_files), read.variables, directory)
     manifest, files, units = _assemble(spec, source, target, parts, weights, all_names, records)
     imports = tuple(str(directory / name) if name.endswith(".py") else name for name in source.imports)

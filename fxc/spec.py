@@ -24,8 +24,9 @@ Dtype = Literal[
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-TOKENS = "num_tokens"
-"""The dimension that sizes of a model with `kv_cache` are of."""
+TOKENS, REQUESTS = "num_tokens", "num_requests"
+"""Dimensions of a model with `kv_cache`. A size of 8 means 8 tokens, of any number of requests, and, that attention
+may be made for it, of 8 requests that decode."""
 MOST_ELEMENTS = 2**45
 """Of an input: 2**48 bytes of the widest dtype, more than a process can address."""
 
@@ -131,6 +132,8 @@ def named_values(spec: Spec, values: Iterable[int | Mapping[str, int]], key: str
     for value in values:
         if isinstance(value, int):
             if spec.kv_cache is not None:
+                most = spec.dims[REQUESTS].max if REQUESTS in spec.dims else value
+                named += [{TOKENS: value, REQUESTS: value}] if value <= most else []
                 value = {TOKENS: value}
             elif len(spec.dims) != 1:
                 raise SpecError(

@@ -310,4 +310,6 @@ def test_kv_cache_is_for_hugging_face_models() -> None:
     with pytest.raises(SpecError, match="kv_cache: is for model.huggingface only"):
         parse_spec({**data, "kv_cache": {"block_size": 16}})
     spec = parse_spec({"model": {"huggingface": "."}, "device": "cpu", "kv_cache": {}, "compile": {"sizes": [8]}})
-    assert named_values(spec, spec.compile.sizes, "compile.sizes") == [{"num_tokens": 8}]
+    assert named_values(spec, spec.compile.sizes, "compile.sizes") == [
+        {"num_tokens": 8, "num_requests": 8}, {"num_tokens": 8},
+    ]  # fmt: skip

@@ -12,7 +12,7 @@ from fxc.convert import nearest, suggest
 from fxc.errors import SpecError
 from fxc.models.target import describe
 from fxc.shapes import dims_of
-from fxc.spec import TOKENS, DimSpec, InputSpec, Spec
+from fxc.spec import REQUESTS, TOKENS, DimSpec, InputSpec, Spec
 
 ENCODERS = {"bert": False, "distilbert": False, "modernbert": False, "roberta": True, "xlm-roberta": True}
 """By `model_type`; True where positions are counted from the padding token's id, which costs rows of the table."""
@@ -21,7 +21,7 @@ BATCH = 64
 """Largest batch of an encoder, where `dims` does not say."""
 CACHE_BLOCKS = "num_blocks"
 """The dimension of key/value caches."""
-BATCHED_TOKENS, REQUESTS, BLOCKS = 8192, 256, 1 << 20
+BATCHED_TOKENS, BATCHED_REQUESTS, BLOCKS = 8192, 256, 1 << 20
 """The most of a model with `kv_cache`, where `dims` does not say: new tokens and requests in a call, blocks."""
 
 
@@ -117,16 +117,17 @@ def _paged_inputs(config: Any, spec: Spec, path: Path) -> tuple[dict[str, InputS
     tokens = spec.dims.get(TOKENS, DimSpec(min=1, max=BATCHED_TOKENS))
     dims = {
         TOKENS: tokens,
-        "num_requests": DimSpec(min=1, max=REQUESTS),
+        REQUESTS: DimSpec(min=1, max=BATCHED_REQUESTS),
         CACHE_BLOCKS: DimSpec(min=max(2, -(-tokens.max // cache.block_size)), max=BLOCKS),
     }
     inputs = {
         "input_ids": InputSpec(shape=(TOKENS,), dtype="int64", values=(0, config.vocab_size)),
         "positions": InputSpec(shape=(TOKENS,), dtype="int64", values=(0, longest)),
         "slot_mapping": InputSpec(shape=(TOKENS,), dtype="int64", values=(0, tokens.max)),
-        "block_table": InputSpec(shape=("num_requests", -(-longest // cache.block_size)), dtype="int32"),
-        "seq_lens": InputSpec(shape=("num_requests",), dtype="int32"),
-        "query_starts": InputSpec(shape=("num_requests + 1",), dtype="int32"),
+        "block_table": InputSpec(shape=(REQUESTS, -(-longest // cache.block_size)), dtype="int32"),
+        # Made up, no request has tokens: other numbers would have to fit together.
+        "seq_lens": InputSpec(shape=(REQUESTS,), dtype="int32", values=(0, 1)),
+        "query_starts": InputSpec(shape=(f"{REQUESTS} + 1",), dtype="int32", values=(0, 1)),
     }
     return inputs, dims
 

@@ -6,4 +6,7 @@ from fxc.ops.attention import attention
 from fxc.ops.kv_write import kv_write
 from fxc.ops.paged import paged_attention, paged_attention_out
 
-__all__ = ["attention", "kv_write", "paged_attention", "paged_attention_out"]
+__all__ = ["COMPILED", "attention", "kv_write", "paged_attention", "paged_attention_out"]
+
+COMPILED = ("fxc::attention.paged",)
+"""Ops whose CUDA kernels are Triton's: a build makes a binary of each call, so that a server compiles nothing."""

@@ -36,7 +36,7 @@ SHAPES = {
 }
 
 
-def _paged(
+def reference(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -88,6 +88,27 @@ def _paged_out(
             key, value = (cache[blocks].flatten(0, 1)[: length - first] for cache in (k_cache, v_cache))
             seen = visible(position[:, None], torch.arange(first, length, device=q.device), True, window, chunk)
             out[begin:end] = _one(q[begin:end], key, value, seen, sinks, scale, softcap).to(out.dtype)
+
+
+def make_up(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, lengths: Tensor, starts: Tensor) -> None:
+    """Fill block table, lengths and starts with values that mean something: for proofs, on random q and caches.
+
+    Tokens are shared out evenly, up to `MADE_UP_QUERIES` for each request; what is left belongs to no request. Each
+    request has some keys that came before.
+    """
+    tokens, requests = q.shape[0], lengths.shape[0]
+    most = block_table.shape[1] * k_cache.shape[1]
+    generator = torch.Generator().manual_seed(tokens + requests)
+    shares = [tokens // requests + (index < tokens % requests) for index in range(requests)]
+    queries = torch.tensor([min(share, most, MADE_UP_QUERIES) for share in shares])
+    before = (torch.rand(requests, generator=generator) * (most - queries + 1)).long().clamp(max=4 * MADE_UP_QUERIES)
+    lengths.copy_(torch.where(queries > 0, queries + before, 0))
+    starts.copy_(torch.cat([torch.zeros(1, dtype=torch.int64), queries.cumsum(0)]))
+    block_table.copy_(torch.randint(k_cache.shape[0], block_table.shape, generator=generator))
+
+
+MADE_UP_QUERIES = 512
+"""The reference holds all scores of a request at once."""
 
 
 def _one(
@@ -238,7 +259,7 @@ for _name, _schema in (
     ("attention.paged_out", f"({ARGUMENTS}, Tensor(a!) out) -> ()"),
 ):
     _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
-_library.impl("attention.paged", _paged, "CPU")
+_library.impl("attention.paged", reference, "CPU")
 _library.impl("attention.paged_out", _paged_out, "CPU")
 _library.impl("attention.paged", _paged_cuda, "CUDA")
 _library.impl("attention.paged_out", _paged_out_cuda, "CUDA")

@@ -1,5 +1,4 @@
 # mypy: ignore-errors
-# ruff: noqa: N803, SIM102
 """The Triton kernels of `fxc::attention.paged` and `fxc::kv_write`. Imported when one is first launched or traced.
 
 A program of `attend` computes a tile: up to ROWS rows, one for each pair of a query and one of the GROUP query heads

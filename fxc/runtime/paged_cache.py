@@ -10,6 +10,7 @@ import torch
 from fxc.errors import RunError
 from fxc.runtime.program import Program
 
+
 class CacheFull(RunError):
     """There are fewer free blocks than a batch needs. Nothing has changed: free a sequence and try again."""
 

@@ -10,9 +10,8 @@ import torch
 
 from examples.generate import Generator, Request
 from fxc import machine
-from fxc.errors import InputError, RunError, SpecError
 from fxc.plan import make_plan
-from fxc.runtime import CacheFull, PagedCache, Program, Sequence
+from fxc.runtime import PagedCache, Program
 from fxc.spec import load_spec
 from tests.building import program_of
 from tests.huggingface import stock
