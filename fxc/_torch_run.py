@@ -19,7 +19,10 @@ SET_GRAD = "torch._C._set_grad_enabled"
 OPDEFS = "torch._library.custom_ops.OPDEFS"
 DISPATCH_DUMP = "torch._C._dispatch_dump"
 
-NAMES = (CPU_RUNNER, SET_GRAD, OPDEFS, DISPATCH_DUMP)
+STORAGE = "torch._C._construct_storage_from_data_pointer"
+COPY = "torch._foreach_copy_"
+
+NAMES = (CPU_RUNNER, SET_GRAD, OPDEFS, DISPATCH_DUMP, STORAGE, COPY)
 """What every torch must have; `CUDA_RUNNER` only builds with CUDA."""
 
 Piece = Callable[[list[torch.Tensor]], list[torch.Tensor]]
@@ -118,3 +121,32 @@ def _defer(kernel: Callable[..., Any]) -> bool:
 
     setattr(bare, _MARK, run)
     return True
+
+
+def without_owner(value: Any) -> Any:
+    """The same results, as tensors that do not keep their memory: for memory of a graph's pool, which others share."""
+    return tree_map(_weak, value)
+
+
+def _weak(tensor: torch.Tensor) -> torch.Tensor:
+    storage = require(STORAGE)(tensor.untyped_storage().data_ptr(), tensor.device, tensor.untyped_storage().nbytes())
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def copy_all(into: list[torch.Tensor], values: Iterable[torch.Tensor]) -> None:
+    """Copy tensors of several dtypes, those of one dtype in one launch."""
+    find(COPY)(into, list(values))
+
+
+def tree_map(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """`value` with every tensor in its tuples, lists and dicts replaced."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return type(value)((key, tree_map(change, item)) for key, item in value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(tree_map(change, item) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(tree_map(change, item) for item in value)
+    return value

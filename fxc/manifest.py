@@ -38,6 +38,8 @@ class Input(Tensor, frozen=True):
     """Half-open range that made-up inputs are drawn from."""
     mutated: bool = False
     """Whether the program writes into it."""
+    pad: int | Literal["last"] | None = None
+    """What rows of a padded size are filled with."""
     bound: bool = False
     """Whether it is handed over once, with `Program.bind_inputs`."""
 
@@ -190,6 +192,8 @@ class Manifest(_Record, frozen=True, kw_only=True):
     inputs: tuple[Input, ...]
     outputs: str
     """The output's structure as Python source, `(logits, {"hidden": h})`, for people."""
+    results: tuple[Tensor, ...] = ()
+    """The tensors in it, in that order."""
     weights: tuple[Weight, ...]
     constants: tuple[Constant, ...]
     unused_weights: tuple[str, ...] = ()

@@ -57,6 +57,9 @@ class InputSpec(_Section, frozen=True):
     values: tuple[float, float] | None = None
     """Half-open range that made-up inputs are drawn from; 0 and 1 for integers, a normal for floats when absent.
     Integers repeat only where the range has not enough of them."""
+    pad: int | Literal["last"] | None = None
+    """What rows are filled with where a batch is smaller than a captured size: a number, or the last row's value.
+    Batches are padded only if all inputs say with what: that a pad row changes no other row is for the model to see."""
     bound: bool = False
     """Handed over once, with `Program.bind_inputs`, and not with each call: a cache, say."""
 

@@ -102,7 +102,7 @@ MISTAKES = [
     ("inputs.x.shape=[n, null]", "inputs.x.shape[1]: has no value, expected a whole number or text",
      "give it one or remove the key"),
     ("inputs.x.shape=[-1]", "inputs.x.shape[0]: -1 is too small, expected 0 or more", ""),
-    ("inputs.x=[n]", "inputs.x: ['n'] is a list, expected a mapping with the keys shape, dtype, values, bound", ""),
+    ("inputs.x=[n]", "inputs.x: ['n'] is a list, expected a mapping with the keys shape, dtype, values, pad, bound", ""),
     ("inputs.x={shape: [n]}", f"inputs.x.dtype: missing; expected one of {DTYPES}", ""),
     ("inputs.x.values=[1]", "inputs.x.values: [1] has 1 entries, expected 2", ""),
     ("inputs.x.values=[2, 1]", "inputs.x.values: [2, 1] holds no values",

@@ -120,14 +120,15 @@ def _paged_inputs(config: Any, spec: Spec, path: Path) -> tuple[dict[str, InputS
         REQUESTS: DimSpec(min=1, max=BATCHED_REQUESTS),
         CACHE_BLOCKS: DimSpec(min=max(2, -(-tokens.max // cache.block_size)), max=BLOCKS),
     }
+    table = -(-longest // cache.block_size)
     inputs = {
-        "input_ids": InputSpec(shape=(TOKENS,), dtype="int64", values=(0, config.vocab_size)),
-        "positions": InputSpec(shape=(TOKENS,), dtype="int64", values=(0, longest)),
-        "slot_mapping": InputSpec(shape=(TOKENS,), dtype="int64", values=(0, tokens.max)),
-        "block_table": InputSpec(shape=(REQUESTS, -(-longest // cache.block_size)), dtype="int32"),
+        "input_ids": InputSpec(shape=(TOKENS,), dtype="int64", values=(0, config.vocab_size), pad=0),
+        "positions": InputSpec(shape=(TOKENS,), dtype="int64", values=(0, longest), pad=0),
+        "slot_mapping": InputSpec(shape=(TOKENS,), dtype="int64", values=(0, tokens.max), pad=-1),
+        "block_table": InputSpec(shape=(REQUESTS, table), dtype="int32", pad=0),
         # Made up, no request has tokens: other numbers would have to fit together.
-        "seq_lens": InputSpec(shape=(REQUESTS,), dtype="int32", values=(0, 1)),
-        "query_starts": InputSpec(shape=(f"{REQUESTS} + 1",), dtype="int32", values=(0, 1)),
+        "seq_lens": InputSpec(shape=(REQUESTS,), dtype="int32", values=(0, 1), pad=0),
+        "query_starts": InputSpec(shape=(f"{REQUESTS} + 1",), dtype="int32", values=(0, 1), pad="last"),
     }
     return inputs, dims
 

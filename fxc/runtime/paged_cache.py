@@ -42,7 +42,9 @@ class PagedCache:
         """
         manifest = program.manifest
         if manifest.spec.kv_cache is None:
-            raise RunError(f"{manifest.model} was built without kv_cache", "add `kv_cache: {block_size: 16}` to model.yaml")
+            raise RunError(
+                f"{manifest.model} was built without kv_cache", "add `kv_cache: {block_size: 16}` to model.yaml"
+            )
         self.program = program
         self.block_size = manifest.spec.kv_cache.block_size
         self.num_blocks = num_blocks
@@ -98,7 +100,9 @@ class PagedCache:
                 )
         needed = sum(self.blocks_for(sequence, len(ids)) for sequence, ids in entries)
         if needed > len(self._free):
-            raise CacheFull(f"the batch needs {needed} blocks more, {len(self._free)} are free", "free a sequence first")
+            raise CacheFull(
+                f"the batch needs {needed} blocks more, {len(self._free)} are free", "free a sequence first"
+            )
         positions: list[int] = []
         slots: list[int] = []
         starts = [0]

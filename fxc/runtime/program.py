@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import msgspec
 import torch
 
 from fxc.convert import nearest
-from fxc.errors import FxcError, InputError, RunError
+from fxc.errors import FxcError, InputError, RunError, UsageError
 from fxc.manifest import Manifest
 from fxc.runtime import dispatch, weights
+from fxc.runtime.graphs import Graphs, Recorded, Wish
 from fxc.runtime.inputs import check_bound, plain, refuse
 from fxc.shapes import Range, select
+from fxc.spec import named_values
 
 Factory = Callable[[Sequence[torch.Tensor]], Callable[..., Any]]
 """Makes a step of the tensors of all weights and constants."""
@@ -51,6 +53,7 @@ class Program:
         self._inputs: dict[str, torch.Tensor] = {}
         self._bound_dims: dict[str, int] | None = None if any(entry.bound for entry in manifest.inputs) else {}
         self._call: Callable[..., Any] = self._unbound
+        self._steps: list[Callable[..., Any]] = []
         self._ready()
 
     @property
@@ -92,6 +95,55 @@ class Program:
         self._inputs = {name: plain(name, tensor) for name, tensor in tensors.items()}
         self._ready()
         return self
+
+    def capture(
+        self, mode: str | None = None, sizes: Iterable[int | Mapping[str, int]] | None = None, *, copy: bool = False
+    ) -> list[Recorded]:
+        """Record a CUDA graph of the whole step for each size; calls of these sizes replay it from then on.
+
+        Binding anew drops the graphs. Other sizes run as before, or padded where inputs say what with.
+
+        Args:
+            mode: `full` or `none` (drops the graphs); `full_and_piecewise` is `full` in this release. By default what
+                the manifest says.
+            sizes: by default `cudagraph.sizes` of the manifest, then its compiled sizes.
+            copy: copy results, which otherwise are overwritten by the next call.
+
+        Returns:
+            What was captured, largest first, with bytes and seconds. Nothing on the CPU.
+
+        Raises:
+            InputError: a size that no program serves.
+            RunError: weights or bound inputs are missing, or an op cannot be captured.
+        """
+        mode = mode or self.manifest.spec.cudagraph.mode
+        if mode not in ("none", "full", "full_and_piecewise"):
+            raise UsageError(f"capture mode {mode!r}, expected full or none", "this release captures whole steps")
+        if not self._steps:
+            self._unbound()
+        self._serve(self._steps)
+        if mode == "none" or self.device.type == "cpu":
+            return []
+        held = dict(zip([w.name for w in self.manifest.weights], self._weights or (), strict=True))
+        held |= dict(zip([c.name for c in self.manifest.constants], self._constants, strict=True))
+        graphs = Graphs(self.manifest.inputs, self.manifest.results, held | self._inputs, self.device, copy=copy)
+        wishes = [Wish(point, self._steps[select(self.ranges, point)]) for point in self._points(sizes)]
+        if wishes:
+            graphs.record(wishes)
+            self._serve([graphs.serving(step) for step in self._steps])
+        return graphs.recorded
+
+    def _points(self, sizes: Iterable[int | Mapping[str, int]] | None) -> list[dict[str, int]]:
+        """Values of all dimensions for each size; sizes that leave one free cannot be captured."""
+        spec = self.manifest.spec
+        listed = sizes if sizes is not None else spec.cudagraph.sizes or spec.compile.sizes
+        names = [name for name, _, _ in self.ranges[0].bounds]
+        fixed = {name: low for name, low, high in self.ranges[0].bounds if low == high and name not in spec.dims}
+        points = [
+            {**fixed, **(self._bound_dims or {}), **size}
+            for size in named_values(spec, [n if isinstance(n, int) else dict(n) for n in listed], "sizes")
+        ]
+        return [{name: point[name] for name in names} for point in points if set(names) <= point.keys()]
 
     def explain(self, **dims: int) -> Explanation:
         """Which program serves these values of the dimensions, and why.
@@ -141,7 +193,10 @@ class Program:
             return
         tensors = (*self._weights, *self._constants)
         made = {factory: factory(tensors) for factory in dict.fromkeys(self._factories)}
-        steps = [made[factory] for factory in self._factories]
+        self._steps = [made[factory] for factory in self._factories]
+        self._serve(self._steps)
+
+    def _serve(self, steps: Sequence[Callable[..., Any]]) -> None:
         where = (self.manifest.inputs, self.ranges, self.device)
         self.dispatch_code = dispatch.source(*where, self._bound_dims)
         self._call = dispatch.compile_call(self.dispatch_code, *where, steps, self._inputs)
