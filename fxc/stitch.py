@@ -33,6 +33,7 @@ _RESERVED = {
     "step",
     "WEIGHTS",
     "PIECES",
+    "DEVICE",
 }
 
 
@@ -52,7 +53,8 @@ def stitch(
         title: first line of the text.
         functions: at level 0, the source of each piece by its digest; the pieces then run as Python.
     """
-    steps = [_Step(name, part, inputs, weights) for name, part in partitions.items()]
+    kind = _device_kind(partitions)
+    steps = [_Step(name, part, inputs, weights, kind) for name, part in partitions.items()]
     texts = [step.text() for step in steps]
     record_types = sorted({text for step in steps for text in step.types})
     parts = [
@@ -60,10 +62,11 @@ def stitch(
         "import collections\nimport math\nimport operator\n\nimport torch\n\ninf, nan = math.inf, math.nan",
     ]
     parts += record_types
+    parts.append(f"DEVICE = torch.device({kind!r})")
     parts.append("WEIGHTS = (" + "".join(f"\n    {name!r}," for name in weights) + ("\n)" if weights else ")"))
     parts += texts
     if functions is not None:
-        parts += _functions(partitions, functions)
+        parts += _functions(partitions, functions, kind)
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
@@ -71,14 +74,21 @@ _CONVENTION = """\
 Each step function is called once, with
     pieces   one callable per call of a compiled piece, in order: a list of tensors to a list of tensors
     weights  the tensors named in WEIGHTS, in that order
-and returns the function that computes the model.
+and returns the function that computes the model. New tensors are made on DEVICE, which a loader sets beforehand.
 """
 
 
-def _functions(partitions: Mapping[str, Partition], functions: Mapping[str, str]) -> list[str]:
+def _device_kind(partitions: Mapping[str, Partition]) -> str:
+    """`cpu` or `cuda`: where the program's inputs and weights lie."""
+    nodes = (node for part in partitions.values() for node in part.traced.graph.find_nodes(op="placeholder"))
+    return next((node.meta["val"].device.type for node in nodes if isinstance(node.meta["val"], torch.Tensor)), "cpu")
+
+
+def _functions(partitions: Mapping[str, Partition], functions: Mapping[str, str], device: str) -> list[str]:
     """Level 0: every piece as a function, and for each step the tuple of them."""
     names = {unique: f"piece_{unique[:12]}" for unique in functions}
-    texts = [text.replace("def piece(", f"def {names[unique]}(", 1) for unique, text in functions.items()]
+    placed = {unique: text.replace(value_text(torch.device(device)), "DEVICE") for unique, text in functions.items()}
+    texts = [text.replace("def piece(", f"def {names[unique]}(", 1) for unique, text in placed.items()]
     tables = []
     for name, part in partitions.items():
         calls = ", ".join(f"lambda tensors: {names[call.piece.unique]}(*tensors)" for call in part.calls)
@@ -89,9 +99,10 @@ def _functions(partitions: Mapping[str, Partition], functions: Mapping[str, str]
 class _Step:
     """Writes one step function."""
 
-    def __init__(self, name: str, part: Partition, inputs: Sequence[str], weights: Sequence[str]) -> None:
+    def __init__(self, name: str, part: Partition, inputs: Sequence[str], weights: Sequence[str], device: str) -> None:
         self.name = name
         self.part = part
+        self.device = device
         self.types: list[str] = []
         self.taken: set[str] = {*_RESERVED, *inputs, *(f"piece_{index}" for index in range(len(part.calls)))}
         self.dims = {dim: self._fresh(dim) for dim, _, _ in part.traced.range.bounds}
@@ -104,6 +115,7 @@ class _Step:
                 role, given = node.meta["role"]
                 self.names[node] = given if role == "input" else self.weight_names.get(given, "_")
         self.ops: dict[str, str] = {}
+        """What is looked up once, outside the step: source to local name."""
 
     def _fresh(self, wanted: str) -> str:
         base = re.sub(r"\W", "_", wanted)
@@ -240,11 +252,21 @@ class _Step:
             alias = self.ops[target] = self._fresh(
                 target.removeprefix("torch.ops.").removesuffix(".default").replace(".", "_")
             )
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._source)
+        args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), self._argument)
         if node.target is operator.getitem:
             return f"{_text(args[0])}[{_text(args[1])}]"
         parts = [_text(arg) for arg in args] + [f"{name}={_text(value)}" for name, value in kwargs.items()]
         return f"{alias}({', '.join(parts)})"
+
+    def _argument(self, value: Any) -> Any:
+        """A node, or the device of the program, by name; anything else as it is."""
+        if isinstance(value, fx.Node):
+            return self._source(value)
+        if isinstance(value, torch.device) and value.type == self.device:
+            if "DEVICE" not in self.ops:
+                self.ops["DEVICE"] = self._fresh("device")
+            return _Source(self.ops["DEVICE"])
+        return value
 
     def _source(self, node: fx.Node) -> _Source:
         """A tensor by its name, a size number as an expression of the variables of dimensions."""

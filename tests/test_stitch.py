@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from fxc import pipeline
+from fxc.cache import Artifact
+from fxc.runtime.loader import _execute, load
+from fxc.stitch import unique_pieces
 from tests.building import make, plan_of, program_of, spec_of, text_of, zoo
 from tests.zoo import calls, memory, outputs, sizes, weights
 from tests.zoo.model import Model
@@ -56,6 +63,39 @@ def test_each_tensor_is_deleted_after_its_last_use() -> None:
 def test_no_look_ups_inside_the_step() -> None:
     for cls in (calls.Options, memory.ViewOfInput, sizes.SizeArguments):
         assert not [line for line in body(cls) if "torch.ops" in line]
+
+
+def test_new_tensors_are_made_on_the_device_that_a_loader_sets() -> None:
+    """Neither the piece's own text, its identity, nor a program of another device knows of it."""
+    plan = plan_of(calls.MadeOnDevice)
+    text = text_of(plan)
+    assert "    device_1 = DEVICE\n" in text  # `device` is an input
+    assert [line for line in body(calls.MadeOnDevice) if "zoo_made(" in line] == [
+        "made = zoo_made(x, device=device_1)",
+        "made_1 = zoo_made(add, device=device_1)",
+    ]
+    pieces = [call.piece.text for call in unique_pieces(plan.parts.values()).values()]
+    assert sum(piece.count("device=torch.device('cpu')") for piece in pieces) == 3
+    assert (text.count("torch.device("), text.count("device=DEVICE")) == (1, 3)
+
+    namespace: dict[str, Any] = {}
+    exec(text, namespace)
+    assert namespace["DEVICE"] == torch.device("cpu")
+    namespace["DEVICE"] = torch.device("meta")
+    made = namespace["step_0"](namespace["PIECES"]["step_0"], ())
+    given = torch.ones(4, 8, device="meta")
+    assert [result.device.type for result in made(given, given)] == ["meta", "meta"]
+
+
+def test_an_artifact_is_loaded_onto_a_device(tmp_path: Path) -> None:
+    spec = calls.MadeOnDevice.spec() | {"compile": {"level": 0}}
+    (tmp_path / "model.yaml").write_text(json.dumps(spec))
+    built = pipeline.build(tmp_path / "model.yaml", cache_dir=tmp_path)
+    program = load(built.path)
+    program(torch.ones(4, 8), torch.ones(4, 8))
+    artifact = Artifact.open(Path(built.path))
+    assert _execute(artifact, "rank_0_0/transformed_code.py", torch.device("meta"))["DEVICE"] == torch.device("meta")
+    assert program._factories[0].func.__globals__["DEVICE"] == program.device  # type: ignore[attr-defined]
 
 
 def test_a_dimension_is_taken_only_where_it_is_used() -> None:
