@@ -88,7 +88,7 @@ def build(
     count = jobs if jobs is not None else len(os.sched_getaffinity(0))
     if count < 1:
         raise UsageError(f"--jobs {count}: expected 1 or more")
-    found = None if force else identity.find(spec, directory, place, cache)
+    found = None if force else identity.find(spec, directory, place, cache, compiler=True)
     if found is not None and identity.intact(cache, found, place, prove):
         return _hit(cache, found, {}, start)
     return _miss(spec, directory, place, cache, count, force, prove, observer, start)

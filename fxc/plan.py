@@ -76,7 +76,7 @@ def make_plan(spec: Spec, directory: Path, target: Target) -> Plan:
         SpecError: the model cannot be found or constructed.
         TraceError: it cannot be traced.
     """
-    start = time.perf_counter()
+    start, began = time.perf_counter(), time.time_ns()
     for name in spec.passes.keys() - set(PIPELINE):
         raise SpecError(f"passes.{name}: there is no such pass", "this release has none: remove the key")
     with reads.recorded(directory) as read, seeded(spec.device):
@@ -97,7 +97,7 @@ def make_plan(spec: Spec, directory: Path, target: Target) -> Plan:
     gc.collect()
     traced_at = time.perf_counter()
     parts = {f"step_{i}": partition(traced, spec.partition.splitting_ops) for i, traced in enumerate(traces)}
-    records = identity.sources(sorted(read_files), read.variables, directory)
+    records = identity.sources(sorted(read_files), read.variables, directory, began)
     manifest, files, units = _assemble(spec, source, target, parts, weights, all_names, records)
     imports = tuple(str(directory / name) if name.endswith(".py") else name for name in source.imports)
     seconds = {"trace": traced_at - start, "partition": time.perf_counter() - traced_at}
