@@ -23,13 +23,14 @@ from fxc.region import Piece
 from fxc.shapes import Range, edge_points
 from fxc.target import Target
 
+MODULES = (
+    "_torch_build", "_torch_run", "_worker", "graph_run", "graph_text", "host_compiler", "lower", "machine",
+    "piece_jobs", "pool", "prove", "random_inputs", "scalars", "shapes", "target",
+)  # fmt: skip
+"""What decides a binary, whether it is accepted, and what its proof says, given the piece's text."""
 _HERE = Path(__file__).parent
-VERSION = key.digest(
-    b"".join(
-        (_HERE / name).read_bytes() for name in ("_torch_build.py", "host_compiler.py", "lower.py", "piece_jobs.py")
-    )
-)
-"""Digest of the code that makes binaries: another one may make others of the same piece."""
+VERSION = key.digest(b"".join((_HERE / f"{name}.py").read_bytes() for name in MODULES))
+"""Digest of the code that makes and checks binaries: another one may make others of the same piece."""
 
 WORTH_HEADERS = 3
 """Binaries from which on making precompiled headers saves more than it takes."""
