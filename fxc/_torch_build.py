@@ -1,4 +1,4 @@
-"""Every private name of torch that building uses, and nothing else. Checked with 2.11, 2.13 and 2.14."""
+"""Every private name of torch that building uses, and nothing else. Checked with 2.11, 2.13, 2.14 and 2.15."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils import _pytree
@@ -50,6 +50,22 @@ def has_effect(op: Any) -> bool:
     """Whether the op does more than compute its results: it writes into an argument, or has no result at all."""
     schema = op._schema
     return bool(schema.is_mutable) or (not schema.returns and not op.namespace.startswith(("aten", "prim")))
+
+
+def parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The module's own parameters, those of submodules left out: to look at, and to replace without its hooks."""
+    return module._parameters
+
+
+def buffers(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    """Its own buffers, likewise."""
+    return module._buffers
+
+
+def plain_values(module: nn.Module) -> Iterator[Any]:
+    """Its own non-persistent buffers, and what plain attributes hold."""
+    yield from (module._buffers.get(name) for name in module._non_persistent_buffers_set)
+    yield from (value for name, value in vars(module).items() if name not in ("_parameters", "_buffers", "_modules"))
 
 
 def fake_mode() -> FakeTensorMode:
