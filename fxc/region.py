@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from fxc._torch_build import OpOverload, has_effect, schema
 from fxc.cache import key
 from fxc.errors import TraceError
 from fxc.graph_text import parse_layout, print_graph, rename, source_line
-from fxc.scalars import NAMES, is_scalar
+from fxc.scalars import NAMES, WORD, is_scalar
 from fxc.traced import Traced
 
 OWN_NAMESPACES = ("aten", "prims", "prim")
@@ -245,7 +244,7 @@ class Region:
 
 def _words(text: str) -> set[str]:
     """Names in an expression, attributes left out."""
-    return set(re.findall(r"(?<![\w.])[^\W\d]\w*", text))
+    return set(WORD.findall(text))
 
 
 def _layout_words(node: fx.Node) -> set[str]:

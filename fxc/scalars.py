@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,10 @@ NAMES: dict[str, Any] = {
     "torch": torch,
 }  # fmt: skip
 """What an expression of sizes may use beside names of dimensions."""
+
+
+WORD = re.compile(r"(?<![\w.])[^\W\d]\w*")
+"""A name in an expression of sizes, attributes left out."""
 
 
 def is_scalar(node: fx.Node) -> bool:

@@ -13,7 +13,6 @@ import msgspec
 
 from fxc import yaml_text
 from fxc.convert import convert, shown, suggest
-from fxc.convert import nearest as nearest
 from fxc.errors import SpecError
 from fxc.shapes import Range, general_ranges, size_range
 

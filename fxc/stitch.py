@@ -19,7 +19,7 @@ from fxc.errors import TraceError
 from fxc.graph_text import parse_layout, target_text, value_text
 from fxc.partition import Eager, Partition
 from fxc.region import Call
-from fxc.scalars import NAMES, is_scalar
+from fxc.scalars import NAMES, WORD, is_scalar
 
 _RESERVED = {
     *keyword.kwlist,
@@ -276,12 +276,12 @@ class _Step:
         if isinstance(value, (int, float, bool)):
             return _Source(value_text(value))
         expr = node.meta["expr"]
-        if unknown := set(_NAMES.findall(expr)) - self.dims.keys() - NAMES.keys():
+        if unknown := set(WORD.findall(expr)) - self.dims.keys() - NAMES.keys():
             raise TraceError(
                 f"{node.name} = {', '.join(sorted(unknown))}, a number read out of a tensor, is used outside the piece",
                 "hand it on as a tensor",
             )
-        return _Source(_NAMES.sub(lambda name: self.dims.get(name[0], name[0]), expr))
+        return _Source(WORD.sub(lambda name: self.dims.get(name[0], name[0]), expr))
 
     def _return(self) -> str:
         return f"return {self._structure(self.part.traced.output)}"
@@ -320,9 +320,6 @@ def unique_pieces(partitions: Iterable[Partition]) -> dict[str, Call]:
         for call in part.calls:
             found.setdefault(call.piece.unique, call)
     return found
-
-
-_NAMES = re.compile(r"(?<![\w.])[^\W\d]\w*")
 
 
 class _Source(str):

@@ -45,12 +45,10 @@ class Traced:
     conditions: list[Condition] = field(default_factory=list)
     mutated: set[str] = field(default_factory=set)
     """Names of inputs, weights and constants that the graph writes into."""
-    how: str = ""
-    """Which way of exporting worked."""
 
 
 def normalise(
-    exported: torch.export.ExportedProgram, inputs: Mapping[str, InputSpec], box: Range, how: str, model: nn.Module
+    exported: torch.export.ExportedProgram, inputs: Mapping[str, InputSpec], box: Range, model: nn.Module
 ) -> Traced:
     """Name sizes and placeholders, take conditions out of the graph, drop what computes nothing."""
     graph = exported.graph
@@ -76,7 +74,7 @@ def normalise(
     output = private.unflatten(list(output_node.args[0]), exported.call_spec.out_spec)
     used = {node.meta["role"][1] for node in graph.nodes if node.op == "placeholder" and node.users}
     return Traced(
-        range=box, graph=graph, output=output, conditions=conditions, how=how,
+        range=box, graph=graph, output=output, conditions=conditions,
         constants={name: value for name, value in constants.items() if name in used},
         mutated={node.meta["role"][1] for node in mutated},
     )  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 
 from fxc import _torch_run, machine, refs
 from fxc.cache import Artifact
+from fxc.cache.artifact import MEND
 from fxc.errors import CacheMissError, DamagedError, UsageError
 from fxc.manifest import Manifest
 from fxc.manifest import Program as ProgramRecord
@@ -21,8 +22,6 @@ from fxc.runtime.program import Factory, Program
 CODE = "transformed_code.py"
 CONSTANTS = "constants.safetensors"
 BINARIES = "inductor"
-
-MEND = "run `fxc build` again: it mends the artifact"
 
 
 def load(
