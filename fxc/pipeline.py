@@ -67,6 +67,12 @@ def build(
 ) -> BuildResult:  # fmt: skip
     """Make the artifact for a model.yaml, or find it.
 
+    While it traces, one thread at a time, the whole process is affected: log messages up to ERROR are dropped,
+    sys.stderr goes to a buffer (a note of the error, where tracing ends with one), warnings are off while the model is
+    constructed, its folder is first on sys.path while its code is imported, reads of os.environ and opened files are
+    noted, and torch's random numbers begin at one seed. All of that is put back; what stays is an idle audit hook, and
+    the model's modules in sys.modules.
+
     Args:
         overrides: `KEY=VALUE` with dotted keys, over the file's.
         level: over the file's `compile.level`.
