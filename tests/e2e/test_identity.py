@@ -255,6 +255,7 @@ def test_loading_a_model_yaml_runs_no_compiler(tmp_path: Path, compiler: str) ->
     other = tmp_path / "other-g++"
     other.write_text("#!/bin/sh\necho 'g++ 99.1.0'\n")
     other.chmod(0o755)
-    environ = {"PATH": "", "FXC_CACHE_DIR": str(project.cache)} | ({"CXX": str(other)} if compiler == "another" else {})
+    environ = {"PATH": "", "FXC_CACHE_DIR": str(project.cache), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    environ |= {"CXX": str(other)} if compiler == "another" else {}
     done = project.python(LOADS, str(project.yaml), environ=environ)
     assert (done.code, done.out.split()) == (0, [hash]), done
