@@ -96,9 +96,13 @@ def sources(files: Iterable[Path], variables: Iterable[str], directory: Path, be
     for file in files:
         if file.name.startswith("<"):  # text that some other file had executed
             continue
-        name = names.get(file, "")
-        if not name or _module_file(name.removeprefix(MODULE)) != file:
-            name = os.path.relpath(file, directory)
+        if not file.is_absolute():  # how torch names one of its own in a stack trace
+            name = MODULE + ".".join(file.with_suffix("").parts)
+            file = _module_file(name.removeprefix(MODULE)) or file
+        else:
+            name = names.get(file, "")
+            if not name or _module_file(name.removeprefix(MODULE)) != file:
+                name = os.path.relpath(file, directory)
         digest = digest_of(Source(file=name, digest=""), directory) or ""
         found[name] = Source(file=name, digest="" if _written(file) > began else digest)
     for variable in variables:

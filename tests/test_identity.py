@@ -358,6 +358,14 @@ def test_a_module_that_lies_elsewhere_than_its_name_says(tmp_path: Path, monkeyp
     assert source == Source(file="site-packages/odd/place.py", digest=key.digest(""))
 
 
+def test_a_file_that_torch_names_within_itself(tmp_path: Path) -> None:
+    """As it does in the stack traces of what it inserts itself; what is found nowhere is known to be unknown."""
+    names = [Path("torch/fx/passes/runtime_assert.py"), Path("torch/no_such.py")]
+    found, lost = identity.sources(names, [], tmp_path, time.time_ns())
+    assert (found.file, bool(found.digest)) == ("module:torch.fx.passes.runtime_assert", True)
+    assert (lost.file, lost.digest) == ("module:torch.no_such", "")
+
+
 def test_what_cannot_be_read_or_was_written_since_is_not_remembered(tmp_path: Path) -> None:
     """It stays among the sources, with a digest that no file has."""
     file = tmp_path / "model.py"

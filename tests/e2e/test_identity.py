@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import fxc
 from tests.e2e import world
 from tests.e2e.conftest import Built
 from tests.e2e.world import Project
+from tests.models.configs import COMMON
 
 Fresh = Callable[..., Project]
 Copied = Callable[[Built], Built]
@@ -259,3 +261,11 @@ def test_loading_a_model_yaml_runs_no_compiler(tmp_path: Path, compiler: str) ->
     environ |= {"CXX": str(other)} if compiler == "another" else {}
     done = project.python(LOADS, str(project.yaml), environ=environ)
     assert (done.code, done.out.split()) == (0, [hash]), done
+
+
+def test_a_hugging_face_folder_is_found_again(tmp_path: Path) -> None:
+    yaml = "model: {huggingface: ., dtype: float32}\ndevice: cpu\ncompile: {level: 0}\n"
+    config = json.dumps({**COMMON, "model_type": "llama", "architectures": ["LlamaForCausalLM"]})
+    project = world.make(tmp_path / "project", tmp_path / "cache", {"config.json": config, "model.yaml": yaml})
+    first, second = (fxc.build(project.yaml, cache_dir=project.cache) for _ in range(2))
+    assert (first.hit, second.hit, second.seconds["trace"], second.hash) == (False, True, 0, first.hash)
