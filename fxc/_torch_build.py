@@ -102,6 +102,8 @@ def guards(graph: fx.Graph) -> Iterator[tuple[sympy.Expr, str]]:
             for guard in shape_env.guards:
                 place = getattr(guard.sloc, "maybe_user_loc", None)
                 yield guard.expr, str(place or "")
+            # Not all of these become assertions in the graph.
+            yield from ((item.expr, "") for items in shape_env.deferred_runtime_asserts.values() for item in items)
             return
 
 
