@@ -68,6 +68,17 @@ def plain_values(module: nn.Module) -> Iterator[Any]:
     yield from (value for name, value in vars(module).items() if name not in ("_parameters", "_buffers", "_modules"))
 
 
+def draws(node: fx.Node) -> bool:
+    """Whether an op draws random numbers. Attention says that it may, and does so for its dropout only."""
+    if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    for position, argument in enumerate(schema(node.target).arguments):
+        if argument.name == "dropout_p":
+            given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            return bool(argument.default_value if given is None else given)
+    return True
+
+
 def fake_mode() -> FakeTensorMode:
     """A mode whose tensors have shape, dtype and device but no memory."""
     return FakeTensorMode(allow_non_fake_inputs=True)

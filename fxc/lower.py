@@ -159,7 +159,8 @@ class Lowering:
         wanted = {unit.key: unit for unit in units}
         waiting = [unit for unit in wanted.values() if not self._take(unit)]
         self.done.reused = len(wanted) - len(waiting)
-        self.observer.binaries(len(wanted), self.done.reused)
+        unproved = 0 if self.force else sum(self.cache.binary(unit.key) is not None for unit in waiting)
+        self.observer.binaries(len(wanted), self.done.reused + unproved)
         running: dict[int, _Running] = {}
         with self.cache.staging() as stage:
             try:
@@ -288,6 +289,12 @@ def _failure(unit: Unit, reply: Reply, checking: bool) -> CompileError | ProofEr
     if not checking:
         error = CompileError(
             f"{unit.label} does not compile: {reply.error}", "`-v` shows all that the compiler printed"
+        )
+    elif reply.error.startswith("MadeUpError: "):
+        what = reply.error.removeprefix("MadeUpError: ")
+        error = ProofError(
+            f"{unit.label} cannot be compared: eager fails on made-up inputs at {what}",
+            "give the inputs `values: [low, high]` that the model has answers to, or build with --no-prove",
         )
     elif reply.error.startswith("ProofError: "):
         error = ProofError(

@@ -16,7 +16,7 @@ import msgspec
 
 from fxc import identity, machine
 from fxc.cache import Cache
-from fxc.errors import CacheIOError, CompileError, FxcError, UsageError
+from fxc.errors import CacheIOError, CompileError, FxcError, SpecError, UsageError
 from fxc.manifest import Manifest, PassReport, Proof, Unproved
 from fxc.progress import Observer
 from fxc.ranks import Ranks, ranks
@@ -57,6 +57,10 @@ class BuildResult(msgspec.Struct, frozen=True):
     seconds: dict[str, float]
     """trace, partition, compile, prove, publish, total."""
     proof: list[ProofLine]
+    proved: bool
+    """Whether everything was run against eager, by this build or an earlier one."""
+    unproved: list[Unproved]
+    """Points where nothing could be compared, with the reason."""
     passes: list[PassReport]
 
 
@@ -97,7 +101,12 @@ def build(
     found = None if force else identity.find(spec, directory, place, cache, compiler=True)
     if found is not None and identity.intact(cache, found, place, prove):
         return _hit(cache, found, {}, start)
-    return _miss(spec, directory, place, cache, count, force, prove, observer, start)
+    try:
+        return _miss(spec, directory, place, cache, count, force, prove, observer, start)
+    except SpecError as error:  # found out while the model was looked up or constructed
+        if str(path) in error.message:
+            raise
+        raise SpecError(f"{path}: {error.message}", error.hint) from error
 
 
 def _miss(
@@ -214,5 +223,7 @@ def _result(
         sizes=manifest.sizes,
         seconds={**phases, "total": time.perf_counter() - start},
         proof=[ProofLine(line.piece, line.shape, line.max_rel_err) for line in manifest.proof],
+        proved=manifest.proved,
+        unproved=list(manifest.unproved),
         passes=list(manifest.passes),
     )

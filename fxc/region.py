@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxc._torch_build import OpOverload, has_effect, schema
+from fxc._torch_build import OpOverload, draws, has_effect, schema
 from fxc.cache import key
 from fxc.errors import TraceError
 from fxc.graph_text import parse_layout, print_graph, rename, source_line
@@ -237,7 +237,7 @@ class Region:
             dims=tuple(name for name, low, high in self.traced.range.bounds if name in words and low < high),
             ops=len(body),
             custom_ops=tuple(custom),
-            random=any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads),
+            random=any(map(draws, body)),
             values=tuple(node.meta.get("values") for node in self.inputs),
         )
 

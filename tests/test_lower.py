@@ -183,6 +183,12 @@ def test_a_binary_without_proof_is_proved_later_not_compiled(tmp_path: Path) -> 
     ("error", "where", "kind", "message"),
     [
         ("KeyError: 'x'", CompileJob, CompileError, "piece_0 n=1..64 does not compile: KeyError: 'x'"),
+        (
+            "MadeUpError: n=2: index out of range in self",
+            CheckJob,
+            ProofError,
+            "piece_0 n=1..64 cannot be compared: eager fails on made-up inputs at n=2: index out of range in self",
+        ),
         ("ProofError: result 0 at n=2", CheckJob, ProofError, "piece_0 n=1..64 does not equal eager: result 0 at n=2"),
         (
             "the process crashed (killed by SIGSEGV)",

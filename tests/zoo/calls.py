@@ -219,6 +219,22 @@ class Random(Model):
         return b, torch.randint(0, 9, (3,)), torch.bernoulli(torch.full((4,), 0.5))
 
 
+class Attends(Model):
+    """SDPA, which draws random numbers for its dropout only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x[None]
+        return nn.functional.scaled_dot_product_attention(y, y, y, is_causal=True)[0]
+
+
+class AttendsWithDropout(Model):
+    seeded = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x[None]
+        return nn.functional.scaled_dot_product_attention(y, y, y, dropout_p=0.25)[0]
+
+
 class Dropout(Model):
     """Dropout of an evaluated model does nothing."""
 
