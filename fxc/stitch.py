@@ -8,7 +8,7 @@ import keyword
 import operator
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,10 @@ _RESERVED = {
 }
 
 
+_Record = tuple[str, tuple[str, ...]]
+"""A class of named tuples: its name and fields."""
+
+
 def stitch(
     partitions: Mapping[str, Partition],
     inputs: Sequence[str],
@@ -54,14 +58,16 @@ def stitch(
         functions: at level 0, the source of each piece by its digest; the pieces then run as Python.
     """
     kind = _device_kind(partitions)
-    steps = [_Step(name, part, inputs, weights, kind) for name, part in partitions.items()]
-    texts = [step.text() for step in steps]
-    record_types = sorted({text for step in steps for text in step.types})
+    records = _record_names(partitions, {*inputs, *partitions, *_piece_names(functions or {}).values()})
+    texts = [_Step(name, part, inputs, weights, kind, records).text() for name, part in partitions.items()]
     parts = [
         f'"""{title}\n\n{_CONVENTION}"""',
         "import collections\nimport math\nimport operator\n\nimport torch\n\ninf, nan = math.inf, math.nan",
     ]
-    parts += record_types
+    parts += [
+        f"{name} = collections.namedtuple({kind!r}, {list(fields)!r}, rename=True)"
+        for (kind, fields), name in records.items()
+    ]
     parts.append(f"DEVICE = torch.device({kind!r})")
     parts.append("WEIGHTS = (" + "".join(f"\n    {name!r}," for name in weights) + ("\n)" if weights else ")"))
     parts += texts
@@ -84,9 +90,51 @@ def _device_kind(partitions: Mapping[str, Partition]) -> str:
     return next((node.meta["val"].device.type for node in nodes if isinstance(node.meta["val"], torch.Tensor)), "cpu")
 
 
+def _piece_names(functions: Iterable[str]) -> dict[str, str]:
+    """What the functions of pieces are called, by digest."""
+    return {unique: f"piece_{unique[:12]}" for unique in functions}
+
+
+def _record_names(partitions: Mapping[str, Partition], taken: set[str]) -> dict[_Record, str]:
+    """A name in the text for every class of named tuples that is returned."""
+    count = max((len(part.calls) for part in partitions.values()), default=0)
+    taken = {*_RESERVED, "inf", "nan", *taken, *(f"piece_{index}" for index in range(count))}
+    found = {record for part in partitions.values() for record in _records(part.traced.output)}
+    return {record: _fresh(record[0], taken) for record in sorted(found)}
+
+
+def _records(value: Any) -> Iterator[_Record]:
+    """The classes of named tuples in an output's structure."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        yield _record(value)
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif dataclasses.is_dataclass(value):
+        value = [getattr(value, entry.name) for entry in dataclasses.fields(value)]
+    elif not isinstance(value, (tuple, list)):
+        return
+    for item in value:
+        yield from _records(item)
+
+
+def _record(value: Any) -> _Record:
+    return type(value).__name__, tuple(value._fields)
+
+
+def _fresh(wanted: str, taken: set[str]) -> str:
+    """A name like `wanted` that is none of `taken`, which it joins."""
+    base = re.sub(r"\W", "_", wanted)
+    base = f"_{base}" if base[:1].isdigit() else base
+    name, count = base, 1
+    while name in taken:
+        name, count = f"{base}_{count}", count + 1
+    taken.add(name)
+    return name
+
+
 def _functions(partitions: Mapping[str, Partition], functions: Mapping[str, str], device: str) -> list[str]:
     """Level 0: every piece as a function, and for each step the tuple of them."""
-    names = {unique: f"piece_{unique[:12]}" for unique in functions}
+    names = _piece_names(functions)
     placed = {unique: text.replace(value_text(torch.device(device)), "DEVICE") for unique, text in functions.items()}
     texts = [text.replace("def piece(", f"def {names[unique]}(", 1) for unique, text in placed.items()]
     tables = []
@@ -99,12 +147,18 @@ def _functions(partitions: Mapping[str, Partition], functions: Mapping[str, str]
 class _Step:
     """Writes one step function."""
 
-    def __init__(self, name: str, part: Partition, inputs: Sequence[str], weights: Sequence[str], device: str) -> None:
+    def __init__(
+        self, name: str, part: Partition, inputs: Sequence[str], weights: Sequence[str], device: str,
+        records: Mapping[_Record, str],
+    ) -> None:  # fmt: skip
         self.name = name
         self.part = part
         self.device = device
-        self.types: list[str] = []
-        self.taken: set[str] = {*_RESERVED, *inputs, *(f"piece_{index}" for index in range(len(part.calls)))}
+        self.records = records
+        """What each class of named tuples is called."""
+        self.taken: set[str] = {
+            *_RESERVED, *records.values(), *inputs, *(f"piece_{index}" for index in range(len(part.calls))),
+        }  # fmt: skip
         self.dims = {dim: self._fresh(dim) for dim, _, _ in part.traced.range.bounds}
         """Local variable of each dimension."""
         self.names: dict[fx.Node, str] = {}
@@ -118,13 +172,7 @@ class _Step:
         """What is looked up once, outside the step: source to local name."""
 
     def _fresh(self, wanted: str) -> str:
-        base = re.sub(r"\W", "_", wanted)
-        base = f"_{base}" if base[:1].isdigit() else base
-        name, count = base, 1
-        while name in self.taken:
-            name, count = f"{base}_{count}", count + 1
-        self.taken.add(name)
-        return name
+        return _fresh(wanted, self.taken)
 
     def _dim_source(self, dim: str) -> str | None:
         for node in self.part.traced.graph.nodes:
@@ -291,9 +339,7 @@ class _Step:
         if isinstance(value, fx.Node):
             return self._source(value)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            kind = type(value).__name__
-            self.types.append(f"{kind} = collections.namedtuple({kind!r}, {list(value._fields)!r})")
-            return f"{kind}({', '.join(map(self._structure, value))})"
+            return f"{self.records[_record(value)]}({', '.join(map(self._structure, value))})"
         if isinstance(value, tuple):
             return f"({', '.join(map(self._structure, value))}{',' if len(value) == 1 else ''})"
         if isinstance(value, list):

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import ast
+import collections
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 from fxc import pipeline
 from fxc.cache import Artifact
 from fxc.runtime.loader import _execute, load
 from fxc.stitch import unique_pieces
-from tests.building import make, plan_of, program_of, spec_of, text_of, zoo
+from tests.building import check, make, plan_of, program_of, spec_of, text_of, zoo
 from tests.zoo import calls, memory, outputs, sizes, weights
 from tests.zoo.model import Model
 
@@ -116,6 +118,50 @@ def test_an_output_of_named_tuples_keeps_its_fields() -> None:
     program = program_of(plan_of(outputs.Named))
     pair = program(torch.ones(4, 8))["pair"]
     assert (type(pair).__name__, pair._fields) == ("Pair", ("first", "second"))
+
+
+class Narrow(NamedTuple):
+    first: Tensor
+
+
+class Wide(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+Wide.__name__ = "Narrow"
+Renamed = collections.namedtuple("Renamed", ["a", "def", "a"], rename=True)
+NAMES = ("step_0", "WEIGHTS", "PIECES", "DEVICE", "torch", "collections", "math", "inf", "x", "mix", "piece_0", "list")
+CLASSES = [collections.namedtuple(name, ["first"]) for name in NAMES]
+
+
+class Alike(Model):
+    """Two classes of one name, and fields that no Python text can name."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = torch.ops.zoo.mix(x)
+        return [Narrow(x + 1), Wide(x + 2, y), {"a": Renamed(y, x.shape[0], Narrow(y))}]
+
+
+class NamedAsText(Model):
+    """Classes with names that the program's text uses."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = torch.ops.zoo.mix(x)
+        return [kind(y + index) for index, kind in enumerate(CLASSES)], torch.zeros(2) if x.shape[0] > 8 else None
+
+
+@pytest.mark.parametrize("cls", [Alike, NamedAsText], ids=lambda cls: cls.__name__)
+def test_classes_of_named_tuples_keep_name_and_fields(cls: type[Model]) -> None:
+    plan = plan_of(cls)
+    check(cls, program_of(plan))
+    assert text_of(plan) == text_of(plan_of(cls))
+
+
+def test_a_class_of_named_tuples_is_called_as_it_is_where_nothing_else_is() -> None:
+    text = text_of(plan_of(outputs.Named))
+    assert "\nPair = collections.namedtuple('Pair', ['first', 'second'], rename=True)\n" in text
+    assert "'pair': Pair(mix, Pair(" in text
 
 
 def test_a_program_is_independent_of_the_number_of_its_calls() -> None:
