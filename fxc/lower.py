@@ -99,7 +99,10 @@ def options(level: int, is_size: bool, target: Target) -> dict[str, Any]:
         "fallback_random": True,  # the same random numbers as eager
     }
     if target.device == "cuda":
-        chosen |= {"aot_inductor.embed_kernel_binary": True}
+        chosen |= {
+            "aot_inductor.embed_kernel_binary": True,
+            "shape_padding": False,  # else a matrix of odd width comes out as a slice of a wider one: other strides
+        }
     if level >= 3 and is_size:
         chosen |= {"max_autotune": True, "coordinate_descent_tuning": True}
     return chosen
