@@ -95,11 +95,11 @@ class Spec(_Section, frozen=True):
     cudagraph: CudagraphSpec = CudagraphSpec()
 
     def sizes(self) -> tuple[Range, ...]:
-        """`compile.sizes` as boxes with one point, without repeats; none below level 2."""
+        """`compile.sizes` as boxes with one point, in order, without repeats; none below level 2."""
         if self.compile.level < 2:
             return ()
         found = (size_range(self.dims, named) for named in named_values(self, self.compile.sizes, "compile.sizes"))
-        return tuple(dict.fromkeys(found))
+        return tuple(sorted(set(found)))
 
     def ranges(self) -> tuple[Range, ...]:
         """The boxes of the general program."""
