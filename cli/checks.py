@@ -21,7 +21,7 @@ from fxc.cli import render
 from fxc.errors import FxcError
 
 TORCH = ((2, 11), (2, 15))
-"""Oldest and newest torch that fxc is tested with."""
+"""Oldest and newest torch that fxc is tested with: 2.11, 2.13, 2.14 and 2.15."""
 PYTHON = (3, 11)
 FREE = 1 << 30
 """Bytes that should be free in the cache: a large model's binaries and what the compiler leaves meanwhile."""

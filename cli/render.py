@@ -10,6 +10,7 @@ import msgspec
 
 from fxc.cli import streams
 from fxc.manifest import Manifest
+from fxc.shapes import point_label
 
 if TYPE_CHECKING:  # rich is imported where something is drawn: errors, help and JSON come without it
     from rich.console import Console
@@ -105,7 +106,4 @@ def count(number: int, noun: str) -> str:
 
 def shown_sizes(manifest: Manifest) -> str:
     """The sizes with a program of their own: `1 8`, `batch=1,tokens=128 batch=2,tokens=128`."""
-    return " ".join(
-        str(size) if isinstance(size, int) else ",".join(f"{name}={value}" for name, value in size.items())
-        for size in manifest.sizes
-    )
+    return " ".join(str(size) if isinstance(size, int) else point_label(size) for size in manifest.sizes)

@@ -25,6 +25,12 @@ def built(result: BuildResult) -> None:
     else:
         compiled, reused = result.binaries["compiled"], result.binaries["reused"]
         render.line(f"built: {pieces}; {render.count(compiled, 'binary')} compiled, {reused} reused ({took})")
+    if not result.proved:
+        render.line("not compared with eager: it was built with --no-prove")
+    elif result.unproved:
+        first = result.unproved[0]
+        points = render.count(len(result.unproved), "point")
+        render.line(f"{points} not compared with eager ({first.piece[:12]} at {first.shape}: {first.reason})")
 
 
 def warmed(result: WarmResult) -> None:

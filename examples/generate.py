@@ -16,7 +16,7 @@ import torch
 
 import fxc
 from fxc.ready import make_weight
-from fxc.runtime import CacheFull, PagedCache, Program
+from fxc.runtime import CacheFullError, PagedCache, Program
 from fxc.runtime import Sequence as Cached
 
 
@@ -70,7 +70,7 @@ class Generator:
             try:
                 inputs = self.cache.batch([(request.cached, ids) for request, ids in chosen])
                 break
-            except CacheFull:
+            except CacheFullError:
                 self._evict()
                 chosen = self._choose()
         logits = self.program(**inputs)

@@ -1,4 +1,4 @@
-"""Every private name of torch that building uses, and nothing else. Checked with 2.11, 2.13 and 2.14."""
+"""Every private name of torch that building uses, and nothing else. Checked with 2.11, 2.13, 2.14 and 2.15."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils import _pytree
@@ -52,6 +52,33 @@ def has_effect(op: Any) -> bool:
     return bool(schema.is_mutable) or (not schema.returns and not op.namespace.startswith(("aten", "prim")))
 
 
+def parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The module's own parameters, those of submodules left out: to look at, and to replace without its hooks."""
+    return module._parameters
+
+
+def buffers(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    """Its own buffers, likewise."""
+    return module._buffers
+
+
+def plain_values(module: nn.Module) -> Iterator[Any]:
+    """Its own non-persistent buffers, and what plain attributes hold."""
+    yield from (module._buffers.get(name) for name in module._non_persistent_buffers_set)
+    yield from (value for name, value in vars(module).items() if name not in ("_parameters", "_buffers", "_modules"))
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether an op draws random numbers. Attention says that it may, and does so for its dropout only."""
+    if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    for position, argument in enumerate(schema(node.target).arguments):
+        if argument.name == "dropout_p":
+            given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            return bool(argument.default_value if given is None else given)
+    return True
+
+
 def fake_mode() -> FakeTensorMode:
     """A mode whose tensors have shape, dtype and device but no memory."""
     return FakeTensorMode(allow_non_fake_inputs=True)
@@ -86,6 +113,8 @@ def guards(graph: fx.Graph) -> Iterator[tuple[sympy.Expr, str]]:
             for guard in shape_env.guards:
                 place = getattr(guard.sloc, "maybe_user_loc", None)
                 yield guard.expr, str(place or "")
+            # Not all of these become assertions in the graph.
+            yield from ((item.expr, "") for items in shape_env.deferred_runtime_asserts.values() for item in items)
             return
 
 

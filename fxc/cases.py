@@ -9,10 +9,14 @@ the range is split, and each part gets the graph that is right for it.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping
-from itertools import product
+from functools import reduce
+from itertools import islice, product
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
@@ -20,7 +24,7 @@ from fxc import graph_run
 from fxc.errors import TraceError
 from fxc.graph_text import print_graph, rename
 from fxc.prove import row_errors, tolerance
-from fxc.scalars import evaluate, is_scalar
+from fxc.scalars import WORD, evaluate, is_scalar
 from fxc.shapes import Range
 from fxc.trace import Narrowed
 from fxc.traced import Condition, Traced
@@ -29,6 +33,10 @@ Capture = Callable[[Range], Traced]
 
 MAX_CASES = 8
 """More graphs than this for one model are a sign of a size-dependent loop, not of a branch."""
+ALL_POINTS = 1 << 22
+"""Points of a box that a condition is computed for, all at once."""
+SOME_POINTS = 1 << 14
+"""And one by one, where that cannot be done: 0.1 s."""
 COMPARE_BYTES = 4 << 30
 """Graphs whose inputs and weights take more than this are compared as text only: a difference counts as one."""
 
@@ -117,10 +125,10 @@ def _suspects(traced: Traced, points: Iterable[Mapping[str, int]]) -> Iterable[t
             broken = (condition.text for condition in traced.conditions if not _holds(condition, spot.low()))
             yield spot, next(broken, f"the graph at {spot.label} is another one")
     for condition in traced.conditions:
-        for point in _interesting(box, points):
-            if not _holds(condition, point):
-                spot = Range(tuple((name, point[name], point[name]) for name, _, _ in box.bounds))
-                yield spot, f"{condition.text} does not hold at {spot.label}"
+        for point in _broken(condition, box, points):
+            named = set(WORD.findall(condition.text))
+            spot = Range(tuple((n, point[n], point[n]) if n in named else (n, lo, hi) for n, lo, hi in box.bounds))
+            yield spot, f"{condition.text} does not hold at {spot.label}"
 
 
 def _holds(condition: Condition, point: Mapping[str, int]) -> bool:
@@ -131,19 +139,40 @@ def _holds(condition: Condition, point: Mapping[str, int]) -> bool:
         return True
 
 
-def _interesting(box: Range, points: Iterable[Mapping[str, int]]) -> list[dict[str, int]]:
-    """Every value of a single dimension (up to 16384), else corners and small values; and the given points."""
-    given = [dict(point) for point in points if box.contains(point)]
-    if len(box.bounds) == 1:
-        ((name, low, high),) = box.bounds
-        return [*({name: value} for value in range(low, min(high, low + 16384) + 1)), {name: high}, *given]
-    axes = {
-        name: sorted({low, low + 1, 2, 3, high - 1, high} & set(range(low, high + 1))) for name, low, high in box.bounds
-    }
-    grid: list[dict[str, int]] = [{}]
-    for name, values in axes.items():
-        grid = [{**point, name: value} for point in grid for value in values]
-    return grid + given
+def _broken(condition: Condition, box: Range, points: Iterable[Mapping[str, int]]) -> list[dict[str, int]]:
+    """Points of `box` where a condition does not hold: its first and last one of all, where it can be computed for all
+    at once, else among values at the edges, next to numbers in its text, and the given points."""
+    dims = [name for name, _, _ in box.bounds]
+    used = [bound for bound in box.bounds if bound[0] in set(WORD.findall(condition.text))]
+    if math.prod(high - low + 1 for _, low, high in used) <= ALL_POINTS:
+        grids = np.meshgrid(*(np.arange(low, high + 1) for _, low, high in used), indexing="ij", sparse=True)
+        try:
+            held = condition.holds({**_OF_ARRAYS, **dict(zip((name for name, _, _ in used), grids, strict=True))})
+            held = np.broadcast_to(np.asarray(held, dtype=bool), [high - low + 1 for _, low, high in used])
+        except Exception:  # not in numpy's words, or about data
+            pass
+        else:
+            places = np.argwhere(~held)
+            ends = places[[0, -1]] if len(places) > 1 else places
+            return [
+                box.low() | {name: low + int(at) for (name, low, _), at in zip(used, end, strict=True)} for end in ends
+            ]
+    numbers = {int(text) + more for text in re.findall(r"\d+", condition.text) for more in (-1, 0, 1)}
+    axes = [sorted(_edges(low, high) | {n for n in numbers if low <= n <= high}) for _, low, high in box.bounds]
+    grid = [dict(zip(dims, values, strict=True)) for values in islice(product(*axes), SOME_POINTS)]
+    return [p for p in (*grid, *(dict(p) for p in points if box.contains(p))) if not _holds(condition, p)]
+
+
+_OF_ARRAYS: dict[str, Any] = {
+    "abs": np.abs,
+    "max": lambda *values: reduce(np.maximum, values),
+    "min": lambda *values: reduce(np.minimum, values),
+}
+"""What `scalars.NAMES` offers for numbers, for arrays of them."""
+
+
+def _edges(low: int, high: int) -> set[int]:
+    return {*range(low, min(high, low + 16) + 1), *range(max(low, high - 16), high + 1)}
 
 
 def same(general: Traced, special: Traced) -> bool:

@@ -47,7 +47,7 @@ _AST_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.BitAnd: operator.and_, ast.BitOr: operator.or_,
 }  # fmt: skip
 _MODULES = {"torch": torch, "math": math, "operator": operator}
-_RESERVED = {*keyword.kwlist, *dir(builtins), *_MODULES}
+_RESERVED = {*keyword.kwlist, *dir(builtins), *_MODULES, "DEVICE"}
 
 
 def layout(value: torch.Tensor, written: Callable[[Any], str] = str) -> str:

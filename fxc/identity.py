@@ -6,9 +6,9 @@ an artifact without tracing. The content key names the artifact: it digests what
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
-import platform
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -27,20 +27,26 @@ from fxc.target import Target
 MODULE = "module:"
 VARIABLE = "env:"
 COMPILER = "compiler:"
+PACKAGES = ("fxc", "fxc.cache", "fxc.passes")
+"""Whose sources are in the direct key: what the command line adds makes no artifact another one."""
 
 
 def direct_key(spec: Spec, target: Target, place: Ranks) -> str:
-    """Digest of what a user can change without touching a source file. CUDA graph settings are left out: they
-    compile nothing."""
+    """Digest of what a user can change without touching a source file, and of fxc itself. CUDA graph settings are left
+    out: they compile nothing. So is the order of keys in model.yaml, but that of inputs and dims, which programs have
+    too."""
     plain = msgspec.structs.replace(spec, cudagraph=type(spec.cudagraph)())
     target = msgspec.structs.replace(target, compiler="")  # is among the sources
     return key.combine(
         [
             ("fxc", fxc_version()),
+            ("code", own_code()),
             ("spec", msgspec.json.encode(plain, order="deterministic").decode()),
+            ("inputs", " ".join(spec.inputs)),
+            ("dims", " ".join(spec.dims)),
             ("target", msgspec.json.encode(target).decode()),
-            ("python", platform.python_version()),
-            ("transformers", _installed("transformers")),
+            ("python", "{}.{}".format(*sys.version_info)),
+            ("transformers", _installed("transformers") if spec.model.huggingface is not None else ""),
             ("ranks", msgspec.json.encode(place).decode()),
         ]
     )
@@ -51,21 +57,36 @@ def content_key(factors: Sequence[Factor]) -> str:
     return key.combine([(factor.name, factor.value) for factor in factors])
 
 
-def find(spec: Spec, directory: Path, place: Ranks, cache: Cache) -> str | None:
-    """The artifact for a spec whose sources are as they were when it was traced; None when it has to be traced."""
+def find(spec: Spec, directory: Path, place: Ranks, cache: Cache, *, compiler: bool = False) -> str | None:
+    """The artifact for a spec whose sources are as they were when it was traced; None when it has to be traced.
+
+    Args:
+        compiler: whether it has to be what this machine's host compiler makes. A loader asks for none.
+    """
     target = machine.probe(spec.device, compiler=False)
-    return cache.lookup(direct_key(spec, target, place), lambda source: digest_of(source, directory))
+    direct = direct_key(spec, target, place)
+    return cache.lookup(
+        direct,
+        lambda source: source.digest if source.file == COMPILER and not compiler else digest_of(source, directory),
+    )
 
 
 def remember(cache: Cache, direct: str, manifest: Manifest) -> None:
-    """Have `find` find this artifact while its sources, and the compiler, are what they are now."""
+    """Have `find` find this artifact while its sources, and the compiler, are what they are now. Where it is not known
+    what some source was when it was traced, the next build has to trace again."""
+    if not all(source.digest for source in manifest.sources):
+        return
     compiler = Source(file=COMPILER, digest=key.digest(manifest.target.compiler))
     cache.remember(direct, manifest.hash, (*manifest.sources, compiler))
 
 
-def sources(files: Iterable[Path], variables: Iterable[str], directory: Path) -> tuple[Source, ...]:
+def sources(files: Iterable[Path], variables: Iterable[str], directory: Path, began: int) -> tuple[Source, ...]:
     """Records of source files: relative to model.yaml's directory, or as modules where they are installed packages.
-    And of environment variables."""
+    And of environment variables.
+
+    The digest is empty where a file cannot be read, or was written after the trace `began` (nanoseconds since the
+    epoch): the graph may be that of the text before.
+    """
     names: dict[Path, str] = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -73,10 +94,17 @@ def sources(files: Iterable[Path], variables: Iterable[str], directory: Path) ->
             names.setdefault(Path(file), MODULE + name)
     found = {}
     for file in files:
-        name = names.get(file) or os.path.relpath(file, directory)
-        digest = digest_of(Source(file=name, digest=""), directory)
-        if digest is not None:
-            found[name] = Source(file=name, digest=digest)
+        if file.name.startswith("<"):  # text that some other file had executed
+            continue
+        if not file.is_absolute():  # how torch names one of its own in a stack trace
+            name = MODULE + ".".join(file.with_suffix("").parts)
+            file = _module_file(name.removeprefix(MODULE)) or file
+        else:
+            name = names.get(file, "")
+            if not name or _module_file(name.removeprefix(MODULE)) != file:
+                name = os.path.relpath(file, directory)
+        digest = digest_of(Source(file=name, digest=""), directory) or ""
+        found[name] = Source(file=name, digest="" if _written(file) > began else digest)
     for variable in variables:
         name = VARIABLE + variable
         found[name] = Source(file=name, digest=_digest_of_variable(variable))
@@ -97,6 +125,14 @@ def digest_of(source: Source, directory: Path) -> str | None:
         return None
 
 
+def _written(file: Path) -> int:
+    """When a file was last written, moved or linked, whatever time it was given."""
+    try:
+        return file.stat().st_ctime_ns
+    except OSError:
+        return 0
+
+
 def _digest_of_variable(name: str) -> str:
     value = os.environ.get(name)
     return key.digest("" if value is None else f"={value}")
@@ -109,16 +145,37 @@ def _module_file(name: str) -> Path | None:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
         return None
-    if spec is None or spec.origin is None:
+    if spec is None:
         return None
     if not rest:
-        return Path(spec.origin)
-    base = Path(spec.origin).parent.joinpath(*rest.split("."))
-    return base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+        return Path(spec.origin) if spec.origin else None
+    for folder in spec.submodule_search_locations or ():  # several, without origin, of a namespace package
+        base = Path(folder).joinpath(*rest.split("."))
+        for file in (base / "__init__.py", base.with_suffix(".py")):
+            if file.is_file():
+                return file
+    return None
 
 
 def fxc_version() -> str:
     return _installed("fxc")
+
+
+@functools.cache
+def own_code() -> str:
+    """Digest of fxc's own sources: other ones may make another artifact of the same spec. Takes 2 to 4 ms."""
+    parts: list[tuple[str, str]] = []
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            for where, inner, files in os.walk(folder):
+                apart = ("cache", "passes", "cli") if where == folder and package == "fxc" else ()
+                inner[:] = sorted(name for name in inner if name not in apart)
+                for name in sorted(name for name in files if name.endswith(".py")):
+                    path = os.path.join(where, name)
+                    with open(path, "rb") as file:
+                        parts.append((f"{package}/{os.path.relpath(path, folder)}", key.digest(file.read())))
+    return key.combine(parts)
 
 
 def _installed(package: str) -> str:

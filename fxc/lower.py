@@ -23,15 +23,16 @@ from fxc.region import Piece
 from fxc.shapes import Range, edge_points
 from fxc.target import Target
 
+MODULES = (
+    "_torch_build", "_torch_run", "_worker", "graph_run", "graph_text", "host_compiler", "lower", "machine",
+    "piece_jobs", "pool", "prove", "random_inputs", "scalars", "shapes", "target",
+)  # fmt: skip
+"""What decides a binary, whether it is accepted, and what its proof says, given the piece's text."""
 _HERE = Path(__file__).parent
 KERNELS = key.digest(b"".join(path.read_bytes() for path in sorted((_HERE / "ops").glob("*.py"))))
 """Digest of the ops whose Triton kernels become part of binaries."""
-VERSION = key.digest(
-    b"".join(
-        (_HERE / name).read_bytes() for name in ("_torch_build.py", "host_compiler.py", "lower.py", "piece_jobs.py")
-    )
-)
-"""Digest of the code that makes binaries: another one may make others of the same piece."""
+VERSION = key.digest(b"".join((_HERE / f"{name}.py").read_bytes() for name in MODULES))
+"""Digest of the code that makes and checks binaries: another one may make others of the same piece."""
 
 WORTH_HEADERS = 3
 """Binaries from which on making precompiled headers saves more than it takes."""
@@ -164,7 +165,8 @@ class Lowering:
         wanted = {unit.key: unit for unit in units}
         waiting = [unit for unit in wanted.values() if not self._take(unit)]
         self.done.reused = len(wanted) - len(waiting)
-        self.observer.binaries(len(wanted), self.done.reused)
+        unproved = 0 if self.force else sum(self.cache.binary(unit.key) is not None for unit in waiting)
+        self.observer.binaries(len(wanted), self.done.reused + unproved)
         running: dict[int, _Running] = {}
         with self.cache.staging() as stage:
             try:
@@ -293,6 +295,12 @@ def _failure(unit: Unit, reply: Reply, checking: bool) -> CompileError | ProofEr
     if not checking:
         error = CompileError(
             f"{unit.label} does not compile: {reply.error}", "`-v` shows all that the compiler printed"
+        )
+    elif reply.error.startswith("MadeUpError: "):
+        what = reply.error.removeprefix("MadeUpError: ")
+        error = ProofError(
+            f"{unit.label} cannot be compared: eager fails on made-up inputs at {what}",
+            "give the inputs `values: [low, high]` that the model has answers to, or build with --no-prove",
         )
     elif reply.error.startswith("ProofError: "):
         error = ProofError(

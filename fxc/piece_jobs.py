@@ -108,7 +108,7 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
     eager = fx.GraphModule({}, graph)
     proof, unproved = [], []
     budget = min(POINT_BYTES, _free_bytes(job.device) // (4 * job.share))
-    random = any(_is_random(node) for node in graph.nodes)
+    random = any(map(_torch_build.draws, graph.nodes))
     for wanted in job.points:
         point = affordable(job.text, wanted, job.lowest, budget)
         label = point_label(wanted if point is None else point)
@@ -123,7 +123,7 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
             paged.make_up(*inputs[:6])
         copies = [copied(tensor) for tensor in inputs]
         with torch.no_grad():
-            results = eager(*copies)
+            results = _eager(eager, copies, label)
             found = run([*inputs])
         if random:
             unproved.append({"shape": label, "reason": "it draws random numbers: it ran, and was not compared"})
@@ -133,13 +133,21 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
     return {"proof": proof, "unproved": unproved}
 
 
+def _eager(eager: fx.GraphModule, inputs: list[torch.Tensor], label: str) -> tuple[torch.Tensor, ...]:
+    """Run before the binary, which an index out of bounds would end together with its process."""
+    try:
+        results: tuple[torch.Tensor, ...] = eager(*inputs)
+    except (IndexError, RuntimeError, ValueError) as error:
+        raise MadeUpError(f"{label}: {str(error).partition(chr(10))[0]}") from error
+    return results
+
+
+class MadeUpError(Exception):
+    """The model has no answer to made-up inputs: integers that are indices, most of the time."""
+
+
 def _free_bytes(device: str) -> int:
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
     found = re.search(r"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     return int(found[1]) << 10 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-
-
-def _is_random(node: fx.Node) -> bool:
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags

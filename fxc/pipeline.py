@@ -16,7 +16,7 @@ import msgspec
 
 from fxc import identity, machine
 from fxc.cache import Cache
-from fxc.errors import CacheIOError, CompileError, FxcError, UsageError
+from fxc.errors import CacheIOError, CompileError, FxcError, SpecError, UsageError
 from fxc.manifest import Manifest, PassReport, Proof, Unproved
 from fxc.progress import Observer
 from fxc.ranks import Ranks, ranks
@@ -57,6 +57,10 @@ class BuildResult(msgspec.Struct, frozen=True):
     seconds: dict[str, float]
     """trace, partition, compile, prove, publish, total."""
     proof: list[ProofLine]
+    proved: bool
+    """Whether everything was run against eager, by this build or an earlier one."""
+    unproved: list[Unproved]
+    """Points where nothing could be compared, with the reason."""
     passes: list[PassReport]
 
 
@@ -66,6 +70,12 @@ def build(
     dp_rank: int | None = None, cache_dir: str | Path | None = None, observer: Observer | None = None,
 ) -> BuildResult:  # fmt: skip
     """Make the artifact for a model.yaml, or find it.
+
+    While it traces, one thread at a time, the whole process is affected: log messages up to ERROR are dropped,
+    sys.stderr goes to a buffer (a note of the error, where tracing ends with one), warnings are off while the model is
+    constructed, its folder is first on sys.path while its code is imported, reads of os.environ and opened files are
+    noted, and torch's random numbers begin at one seed. All of that is put back; what stays is an idle audit hook, and
+    the model's modules in sys.modules.
 
     Args:
         overrides: `KEY=VALUE` with dotted keys, over the file's.
@@ -88,10 +98,15 @@ def build(
     count = jobs if jobs is not None else len(os.sched_getaffinity(0))
     if count < 1:
         raise UsageError(f"--jobs {count}: expected 1 or more")
-    found = None if force else identity.find(spec, directory, place, cache)
+    found = None if force else identity.find(spec, directory, place, cache, compiler=True)
     if found is not None and identity.intact(cache, found, place, prove):
         return _hit(cache, found, {}, start)
-    return _miss(spec, directory, place, cache, count, force, prove, observer, start)
+    try:
+        return _miss(spec, directory, place, cache, count, force, prove, observer, start)
+    except SpecError as error:  # found out while the model was looked up or constructed
+        if str(path) in error.message:
+            raise
+        raise SpecError(f"{path}: {error.message}", error.hint) from error
 
 
 def _miss(
@@ -208,5 +223,7 @@ def _result(
         sizes=manifest.sizes,
         seconds={**phases, "total": time.perf_counter() - start},
         proof=[ProofLine(line.piece, line.shape, line.max_rel_err) for line in manifest.proof],
+        proved=manifest.proved,
+        unproved=list(manifest.unproved),
         passes=list(manifest.passes),
     )

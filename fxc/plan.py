@@ -6,7 +6,9 @@ import gc
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -78,7 +80,7 @@ def make_plan(spec: Spec, directory: Path, target: Target) -> Plan:
         SpecError: the model cannot be found or constructed.
         TraceError: it cannot be traced.
     """
-    start = time.perf_counter()
+    start, began = time.perf_counter(), time.time_ns()
     for name in spec.passes.keys() - set(PIPELINE):
         raise SpecError(f"passes.{name}: there is no such pass", "this release has none: remove the key")
     with reads.recorded(directory) as read, seeded(spec.device):
@@ -90,10 +92,12 @@ def make_plan(spec: Spec, directory: Path, target: Target) -> Plan:
         inputs, dims = cache_inputs(model)
         spec = msgspec.structs.replace(spec, inputs={**spec.inputs, **inputs}, dims={**spec.dims, **dims})
         weights, all_names = _weights(model)
+        shared = _shared(model)
         expected = expected_ops(model)
         read_files = {*source.sources, *map(Path, trace.model_files(model))}
         trace.with_fake_weights(model, spec.device)
         traces = _trace(spec, model, expected)
+    _check_shared(shared, traces)
     for traced in traces:
         read_files |= set(map(Path, trace.source_files(traced.graph)))
     read_files |= reads.imported(read_files) | read.files()
@@ -103,7 +107,7 @@ def make_plan(spec: Spec, directory: Path, target: Target) -> Plan:
     ops = spec.partition.splitting_ops
     compiled = fxc.ops.COMPILED if target.device == "cuda" and spec.compile.level else ()
     parts = {f"step_{i}": partition(traced, ops, compiled) for i, traced in enumerate(traces)}
-    records = identity.sources(sorted(read_files), read.variables, directory)
+    records = identity.sources(sorted(read_files), read.variables, directory, began)
     manifest, files, units = _assemble(spec, source, target, parts, weights, all_names, records)
     imports = tuple(str(directory / name) if name.endswith(".py") else name for name in source.imports)
     seconds = {"trace": traced_at - start, "partition": time.perf_counter() - traced_at}
@@ -157,6 +161,57 @@ def _weights(model: torch.nn.Module) -> tuple[dict[str, Weight], set[str]]:
         aliases = (*found[name].aliases, *stored[name].aliases)
         found[name] = msgspec.structs.replace(found[name], aliases=aliases, parts=stored[name].parts)
     return found, {*persistent, *(alias for entry in stored.values() for alias in entry.aliases)}
+
+
+class _Shared(NamedTuple):
+    """Two names of a model for the same memory, or for some of it, that are apart in the graph."""
+
+    names: tuple[str, str]
+    one: bool
+    """One tensor under a persistent and another name, of which the graph has either."""
+
+
+def _shared(model: torch.nn.Module) -> list[_Shared]:
+    """Buffers and parameters that overlap. A tied weight, one tensor under two names, is one in the graph too."""
+    persistent = model.state_dict(keep_vars=True)
+    first: dict[tuple[bool, int], str] = {}
+    by_storage: dict[torch.UntypedStorage, list[tuple[str, torch.Tensor]]] = {}
+    for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
+        if tensor.layout == torch.strided and first.setdefault((name in persistent, id(tensor)), name) == name:
+            by_storage.setdefault(tensor.untyped_storage(), []).append((name, tensor))
+    pairs = (pair for group in by_storage.values() for pair in combinations(group, 2))
+    return [_Shared((name, other), a is b) for (name, a), (other, b) in pairs if _overlap(a, b)]
+
+
+def _overlap(tensor: torch.Tensor, twin: torch.Tensor) -> bool:
+    """Whether two tensors of one storage have an element in common."""
+    if tensor.element_size() != twin.element_size():
+        return True
+    if tensor.is_contiguous() and twin.is_contiguous():
+        low, high = sorted((tensor, twin), key=torch.Tensor.storage_offset)
+        return bool(low.numel() and twin.numel()) and low.storage_offset() + low.numel() > high.storage_offset()
+    seen = torch.zeros(tensor.untyped_storage().nbytes() // tensor.element_size(), dtype=torch.bool)
+    seen.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).fill_(True)
+    return bool(seen.as_strided(twin.shape, twin.stride(), twin.storage_offset()).any())
+
+
+def _check_shared(shared: Iterable[_Shared], traces: Iterable[Traced]) -> None:
+    """Compiled code takes every buffer for a separate tensor: what is written into one would not show in another.
+
+    Raises:
+        TraceError: a graph writes into one of two that share memory.
+    """
+    for traced in traces:
+        roles = [node.meta["role"] for node in traced.graph.find_nodes(op="placeholder") if node.users]
+        read = {name for role, name in roles if role != "input"}
+        for names, one in shared:
+            written = [name for name in names if name in read & traced.mutated]
+            if written and (one or read.issuperset(names)):
+                other = names[written[0] == names[0]]
+                raise TraceError(
+                    f"the model writes into the buffer {written[0]}, which shares memory with {other}",
+                    "make them separate tensors: clone one before it is registered",
+                )
 
 
 def _assemble(
@@ -249,7 +304,8 @@ def _used(traces: Iterable[Traced], weights: Mapping[str, Weight]) -> tuple[list
             if role == "weight" and node.users:
                 found.setdefault(name, weights[name])
             elif role == "constant" and node.users and name not in constants:
-                constants[name] = traced.constants[name].contiguous().cpu()
+                # Not a view of another one's memory, which safetensors refuses to store.
+                constants[name] = traced.constants[name].cpu().clone(memory_format=torch.contiguous_format)
     return list(found.values()), constants
 
 

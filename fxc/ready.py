@@ -14,10 +14,10 @@ import msgspec
 
 from fxc import refs
 from fxc.cache import Artifact, Cache
-from fxc.errors import CacheMissError
+from fxc.errors import CacheMissError, RunError
 from fxc.manifest import Input, Manifest, Weight
 from fxc.progress import Observer
-from fxc.shapes import Range, size_at
+from fxc.shapes import Range, point_label, size_at
 
 if TYPE_CHECKING:
     import torch
@@ -152,7 +152,13 @@ def _run_all(program: Program, manifest: Manifest) -> None:
             made = {entry.name: make_input(entry, point, generator) for entry in manifest.inputs}
             if bound := {entry.name: made.pop(entry.name) for entry in manifest.inputs if entry.bound}:
                 program.bind_inputs(bound)
-            program(**made)
+            try:
+                program(**made)
+            except (IndexError, RuntimeError, ValueError) as error:
+                raise RunError(
+                    f"the program fails on made-up inputs at {point_label(point)}: {str(error).partition(chr(10))[0]}",
+                    "give the inputs `values: [low, high]` that it has answers to, or warm with --no-run",
+                ) from error
     if program.device.type == "cuda":
         torch.cuda.synchronize(program.device)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -32,7 +33,12 @@ def find(
         CacheMissError: there is none.
         DamagedError: its manifest is damaged.
         SpecError: something is wrong with the model.yaml.
+        UsageError: `ref` can name nothing, or a built artifact and `overrides` or `level` came.
     """
+    if not isinstance(ref, (str, os.PathLike)):
+        raise UsageError(
+            f"{ref!r} is {type(ref).__name__}, expected the prefix of a hash, or the path of an artifact or model.yaml"
+        )
     path = Path(ref)
     if not is_spec(ref):
         if [*overrides] or level is not None:

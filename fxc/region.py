@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxc._torch_build import OpOverload, has_effect, schema
+from fxc._torch_build import OpOverload, draws, has_effect, schema
 from fxc.cache import key
 from fxc.errors import TraceError
 from fxc.graph_text import parse_layout, print_graph, rename, source_line
-from fxc.scalars import NAMES, is_scalar
+from fxc.scalars import NAMES, WORD, is_scalar
 from fxc.traced import Traced
 
 OWN_NAMESPACES = ("aten", "prims", "prim")
@@ -238,14 +237,14 @@ class Region:
             dims=tuple(name for name, low, high in self.traced.range.bounds if name in words and low < high),
             ops=len(body),
             custom_ops=tuple(custom),
-            random=any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads),
+            random=any(map(draws, body)),
             values=tuple(node.meta.get("values") for node in self.inputs),
         )
 
 
 def _words(text: str) -> set[str]:
     """Names in an expression, attributes left out."""
-    return set(re.findall(r"(?<![\w.])[^\W\d]\w*", text))
+    return set(WORD.findall(text))
 
 
 def _layout_words(node: fx.Node) -> set[str]:

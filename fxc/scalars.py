@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import fx
 
 NAMES: dict[str, Any] = {
-    "abs": abs, "float": float, "math": math, "max": torch.sym_max, "min": torch.sym_min, "round": round,
-    "torch": torch,
+    "abs": abs, "float": float, "math": math, "round": round, "torch": torch,
+    "max": lambda *values: reduce(torch.sym_max, values),
+    "min": lambda *values: reduce(torch.sym_min, values),
 }  # fmt: skip
 """What an expression of sizes may use beside names of dimensions."""
+
+
+WORD = re.compile(r"(?<![\w.])[^\W\d]\w*")
+"""A name in an expression of sizes, attributes left out."""
 
 
 def is_scalar(node: fx.Node) -> bool:

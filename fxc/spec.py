@@ -13,7 +13,6 @@ import msgspec
 
 from fxc import yaml_text
 from fxc.convert import convert, shown, suggest
-from fxc.convert import nearest as nearest
 from fxc.errors import SpecError
 from fxc.shapes import Range, dims_of, general_ranges, parse_size, size_at, size_ranges
 
@@ -116,11 +115,11 @@ class Spec(_Section, frozen=True):
     cudagraph: CudagraphSpec = CudagraphSpec()
 
     def sizes(self) -> tuple[Range, ...]:
-        """The boxes of `compile.sizes`, without repeats; none below level 2."""
+        """The boxes of `compile.sizes`, in order, without repeats; none below level 2."""
         if self.compile.level < 2:
             return ()
         named = named_values(self, self.compile.sizes, "compile.sizes")
-        return tuple(dict.fromkeys(box for size in named for box in size_ranges(size, self.ranges())))
+        return tuple(sorted({box for size in named for box in size_ranges(size, self.ranges())}))
 
     def ranges(self) -> tuple[Range, ...]:
         """The boxes of the general program."""
@@ -246,6 +245,12 @@ def check_spec(spec: Spec, where: str) -> None:
     _check_passes(spec, where)
 
 
+_WHOLE: dict[str, tuple[float, float]] = {
+    "bool": (0, 2), "uint8": (0, 2**8), "int8": (-(2**7), 2**7), "int16": (-(2**15), 2**15),
+    "int32": (-(2**31), 2**31), "int64": (-(2**63), 2**63 - 2**10),  # the last number below 2**63 that a float holds
+}  # fmt: skip
+_VALUES = {**_WHOLE, "float16": (-65504, 65504), "float8_e4m3fn": (-448, 448), "float8_e5m2": (-57344, 57344)}
+"""What `values` of an input may be within, half-open; any float for the dtypes that are not listed."""
 _FUNCTIONS = ("abs", "float", "math", "max", "min", "round", "torch")
 _OP = re.compile(r"\w+::\w+(\.\w+)?")
 _TARGET = re.compile(r".+:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -301,6 +306,13 @@ def _check_input(spec: Spec, name: str, entry: InputSpec, where: str) -> None:
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             hint = "write [low, high] with low < high, both finite"
             raise _fail(where, f"inputs.{name}.values", f"[{low:g}, {high:g}] holds no values", hint)
+        lowest, highest = _VALUES.get(entry.dtype, (low, high))
+        if low < lowest or high > highest:
+            outside = f"[{low:g}, {high:g}] has values that {entry.dtype} cannot hold"
+            raise _fail(where, f"inputs.{name}.values", outside, f"stay within [{lowest}, {highest}]")
+        if entry.dtype in _WHOLE and math.ceil(low) >= high:
+            hint = f"write [{math.floor(low)}, {math.floor(low) + 1}] for {math.floor(low)} alone"
+            raise _fail(where, f"inputs.{name}.values", f"[{low:g}, {high:g}] holds no whole number", hint)
 
 
 def _size_lists(spec: Spec) -> tuple[tuple[str, tuple[int | dict[str, int], ...]], ...]:

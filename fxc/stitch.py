@@ -8,7 +8,7 @@ import keyword
 import operator
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from fxc.errors import TraceError
 from fxc.graph_text import parse_layout, target_text, value_text
 from fxc.partition import Eager, Partition
 from fxc.region import Call
-from fxc.scalars import NAMES, is_scalar
+from fxc.scalars import NAMES, WORD, is_scalar
 
 _RESERVED = {
     *keyword.kwlist,
@@ -33,7 +33,12 @@ _RESERVED = {
     "step",
     "WEIGHTS",
     "PIECES",
+    "DEVICE",
 }
+
+
+_Record = tuple[str, tuple[str, ...]]
+"""A class of named tuples: its name and fields."""
 
 
 def stitch(
@@ -52,18 +57,22 @@ def stitch(
         title: first line of the text.
         functions: at level 0, the source of each piece by its digest; the pieces then run as Python.
     """
-    steps = [_Step(name, part, inputs, weights) for name, part in partitions.items()]
-    texts = [step.text() for step in steps]
-    record_types = sorted({text for step in steps for text in step.types})
+    kind = _device_kind(partitions)
+    records = _record_names(partitions, {*inputs, *partitions, *_piece_names(functions or {}).values()})
+    texts = [_Step(name, part, inputs, weights, kind, records).text() for name, part in partitions.items()]
     parts = [
         f'"""{title}\n\n{_CONVENTION}"""',
         "import collections\nimport math\nimport operator\n\nimport torch\n\ninf, nan = math.inf, math.nan",
     ]
-    parts += record_types
+    parts += [
+        f"{name} = collections.namedtuple({kind!r}, {list(fields)!r}, rename=True)"
+        for (kind, fields), name in records.items()
+    ]
+    parts.append(f"DEVICE = torch.device({kind!r})")
     parts.append("WEIGHTS = (" + "".join(f"\n    {name!r}," for name in weights) + ("\n)" if weights else ")"))
     parts += texts
     if functions is not None:
-        parts += _functions(partitions, functions)
+        parts += _functions(partitions, functions, kind)
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
@@ -71,14 +80,63 @@ _CONVENTION = """\
 Each step function is called once, with
     pieces   one callable per call of a compiled piece, in order: a list of tensors to a list of tensors
     weights  the tensors named in WEIGHTS, in that order
-and returns the function that computes the model.
+and returns the function that computes the model. New tensors are made on DEVICE, which a loader sets beforehand.
 """
 
 
-def _functions(partitions: Mapping[str, Partition], functions: Mapping[str, str]) -> list[str]:
+def _device_kind(partitions: Mapping[str, Partition]) -> str:
+    """`cpu` or `cuda`: where the program's inputs and weights lie."""
+    nodes = (node for part in partitions.values() for node in part.traced.graph.find_nodes(op="placeholder"))
+    return next((node.meta["val"].device.type for node in nodes if isinstance(node.meta["val"], torch.Tensor)), "cpu")
+
+
+def _piece_names(functions: Iterable[str]) -> dict[str, str]:
+    """What the functions of pieces are called, by digest."""
+    return {unique: f"piece_{unique[:12]}" for unique in functions}
+
+
+def _record_names(partitions: Mapping[str, Partition], taken: set[str]) -> dict[_Record, str]:
+    """A name in the text for every class of named tuples that is returned."""
+    count = max((len(part.calls) for part in partitions.values()), default=0)
+    taken = {*_RESERVED, "inf", "nan", *taken, *(f"piece_{index}" for index in range(count))}
+    found = {record for part in partitions.values() for record in _records(part.traced.output)}
+    return {record: _fresh(record[0], taken) for record in sorted(found)}
+
+
+def _records(value: Any) -> Iterator[_Record]:
+    """The classes of named tuples in an output's structure."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        yield _record(value)
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif dataclasses.is_dataclass(value):
+        value = [getattr(value, entry.name) for entry in dataclasses.fields(value)]
+    elif not isinstance(value, (tuple, list)):
+        return
+    for item in value:
+        yield from _records(item)
+
+
+def _record(value: Any) -> _Record:
+    return type(value).__name__, tuple(value._fields)
+
+
+def _fresh(wanted: str, taken: set[str]) -> str:
+    """A name like `wanted` that is none of `taken`, which it joins."""
+    base = re.sub(r"\W", "_", wanted)
+    base = f"_{base}" if base[:1].isdigit() else base
+    name, count = base, 1
+    while name in taken:
+        name, count = f"{base}_{count}", count + 1
+    taken.add(name)
+    return name
+
+
+def _functions(partitions: Mapping[str, Partition], functions: Mapping[str, str], device: str) -> list[str]:
     """Level 0: every piece as a function, and for each step the tuple of them."""
-    names = {unique: f"piece_{unique[:12]}" for unique in functions}
-    texts = [text.replace("def piece(", f"def {names[unique]}(", 1) for unique, text in functions.items()]
+    names = _piece_names(functions)
+    placed = {unique: text.replace(value_text(torch.device(device)), "DEVICE") for unique, text in functions.items()}
+    texts = [text.replace("def piece(", f"def {names[unique]}(", 1) for unique, text in placed.items()]
     tables = []
     for name, part in partitions.items():
         calls = ", ".join(f"lambda tensors: {names[call.piece.unique]}(*tensors)" for call in part.calls)
@@ -89,11 +147,18 @@ def _functions(partitions: Mapping[str, Partition], functions: Mapping[str, str]
 class _Step:
     """Writes one step function."""
 
-    def __init__(self, name: str, part: Partition, inputs: Sequence[str], weights: Sequence[str]) -> None:
+    def __init__(
+        self, name: str, part: Partition, inputs: Sequence[str], weights: Sequence[str], device: str,
+        records: Mapping[_Record, str],
+    ) -> None:  # fmt: skip
         self.name = name
         self.part = part
-        self.types: list[str] = []
-        self.taken: set[str] = {*_RESERVED, *inputs, *(f"piece_{index}" for index in range(len(part.calls)))}
+        self.device = device
+        self.records = records
+        """What each class of named tuples is called."""
+        self.taken: set[str] = {
+            *_RESERVED, *records.values(), *inputs, *(f"piece_{index}" for index in range(len(part.calls))),
+        }  # fmt: skip
         self.dims = {dim: self._fresh(dim) for dim, _, _ in part.traced.range.bounds}
         """Local variable of each dimension."""
         self.names: dict[fx.Node, str] = {}
@@ -104,15 +169,10 @@ class _Step:
                 role, given = node.meta["role"]
                 self.names[node] = given if role == "input" else self.weight_names.get(given, "_")
         self.ops: dict[str, str] = {}
+        """What is looked up once, outside the step: source to local name."""
 
     def _fresh(self, wanted: str) -> str:
-        base = re.sub(r"\W", "_", wanted)
-        base = f"_{base}" if base[:1].isdigit() else base
-        name, count = base, 1
-        while name in self.taken:
-            name, count = f"{base}_{count}", count + 1
-        self.taken.add(name)
-        return name
+        return _fresh(wanted, self.taken)
 
     def _dim_source(self, dim: str) -> str | None:
         for node in self.part.traced.graph.nodes:
@@ -240,11 +300,21 @@ class _Step:
             alias = self.ops[target] = self._fresh(
                 target.removeprefix("torch.ops.").removesuffix(".default").replace(".", "_")
             )
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._source)
+        args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), self._argument)
         if node.target is operator.getitem:
             return f"{_text(args[0])}[{_text(args[1])}]"
         parts = [_text(arg) for arg in args] + [f"{name}={_text(value)}" for name, value in kwargs.items()]
         return f"{alias}({', '.join(parts)})"
+
+    def _argument(self, value: Any) -> Any:
+        """A node, or the device of the program, by name; anything else as it is."""
+        if isinstance(value, fx.Node):
+            return self._source(value)
+        if isinstance(value, torch.device) and value.type == self.device:
+            if "DEVICE" not in self.ops:
+                self.ops["DEVICE"] = self._fresh("device")
+            return _Source(self.ops["DEVICE"])
+        return value
 
     def _source(self, node: fx.Node) -> _Source:
         """A tensor by its name, a size number as an expression of the variables of dimensions."""
@@ -254,12 +324,12 @@ class _Step:
         if isinstance(value, (int, float, bool)):
             return _Source(value_text(value))
         expr = node.meta["expr"]
-        if unknown := set(_NAMES.findall(expr)) - self.dims.keys() - NAMES.keys():
+        if unknown := set(WORD.findall(expr)) - self.dims.keys() - NAMES.keys():
             raise TraceError(
                 f"{node.name} = {', '.join(sorted(unknown))}, a number read out of a tensor, is used outside the piece",
                 "hand it on as a tensor",
             )
-        return _Source(_NAMES.sub(lambda name: self.dims.get(name[0], name[0]), expr))
+        return _Source(WORD.sub(lambda name: self.dims.get(name[0], name[0]), expr))
 
     def _return(self) -> str:
         return f"return {self._structure(self.part.traced.output)}"
@@ -269,9 +339,7 @@ class _Step:
         if isinstance(value, fx.Node):
             return self._source(value)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            kind = type(value).__name__
-            self.types.append(f"{kind} = collections.namedtuple({kind!r}, {list(value._fields)!r})")
-            return f"{kind}({', '.join(map(self._structure, value))})"
+            return f"{self.records[_record(value)]}({', '.join(map(self._structure, value))})"
         if isinstance(value, tuple):
             return f"({', '.join(map(self._structure, value))}{',' if len(value) == 1 else ''})"
         if isinstance(value, list):
@@ -298,9 +366,6 @@ def unique_pieces(partitions: Iterable[Partition]) -> dict[str, Call]:
         for call in part.calls:
             found.setdefault(call.piece.unique, call)
     return found
-
-
-_NAMES = re.compile(r"(?<![\w.])[^\W\d]\w*")
 
 
 class _Source(str):

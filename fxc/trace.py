@@ -61,12 +61,13 @@ def with_fake_weights(model: nn.Module, device: str) -> nn.Module:
         return fakes[id(tensor)]
 
     for module in model.modules():
-        for name, parameter in module._parameters.items():
+        parameters, buffers = private.parameters(module), private.buffers(module)
+        for name, parameter in parameters.items():
             if parameter is not None:
-                module._parameters[name] = fake(parameter)  # type: ignore[assignment]
-        for name, buffer in module._buffers.items():
+                parameters[name] = fake(parameter)  # type: ignore[assignment]
+        for name, buffer in buffers.items():
             if buffer is not None:
-                module._buffers[name] = fake(buffer) if buffer.is_meta else buffer.to(device).contiguous()
+                buffers[name] = fake(buffer) if buffer.is_meta else buffer.to(device).contiguous()
     return model
 
 
@@ -96,7 +97,7 @@ def capture(model: nn.Module, inputs: Mapping[str, InputSpec], box: Range, devic
         try:
             with torch.no_grad():
                 exported = torch.export.export(model, (), example, dynamic_shapes=dynamic, **options)
-            return normalise(exported, inputs, box, how, model)
+            return normalise(exported, inputs, box, model)
         except Exception as error:
             failures.append((how, error))
             found = _narrowed(error, box, sizes)

@@ -26,7 +26,8 @@ class Condition:
     """Something the trace took for granted about the sizes."""
 
     text: str
-    holds: Callable[[Mapping[str, int]], bool]
+    holds: Callable[[Mapping[str, Any]], Any]
+    """Of the values of the dimensions; where the condition can be computed so, of arrays of values too."""
 
 
 @dataclass
@@ -45,12 +46,10 @@ class Traced:
     conditions: list[Condition] = field(default_factory=list)
     mutated: set[str] = field(default_factory=set)
     """Names of inputs, weights and constants that the graph writes into."""
-    how: str = ""
-    """Which way of exporting worked."""
 
 
 def normalise(
-    exported: torch.export.ExportedProgram, inputs: Mapping[str, InputSpec], box: Range, how: str, model: nn.Module
+    exported: torch.export.ExportedProgram, inputs: Mapping[str, InputSpec], box: Range, model: nn.Module
 ) -> Traced:
     """Name sizes and placeholders, take conditions out of the graph, drop what computes nothing."""
     graph = exported.graph
@@ -67,7 +66,10 @@ def normalise(
             node.meta["role"] = role, given = roles[node.name]
             node.meta["values"] = inputs[given].values if role == "input" else None
     _copy_instead_of_cat(graph)
-    conditions = [*_assertions(graph), *_guards(graph, names)]
+    conditions: list[Condition] = []
+    for condition in (*_assertions(graph), *_guards(graph, names)):
+        if not any(f"{known.text} ".startswith(f"{condition.text} ") for known in conditions):  # told with its place
+            conditions.append(condition)
     _drop_dropout(graph)
     output_node = next(iter(reversed(graph.nodes)))
     mutated = _resolve_mutation(graph)
@@ -76,7 +78,7 @@ def normalise(
     output = private.unflatten(list(output_node.args[0]), exported.call_spec.out_spec)
     used = {node.meta["role"][1] for node in graph.nodes if node.op == "placeholder" and node.users}
     return Traced(
-        range=box, graph=graph, output=output, conditions=conditions, how=how,
+        range=box, graph=graph, output=output, conditions=conditions,
         constants={name: value for name, value in constants.items() if name in used},
         mutated={node.meta["role"][1] for node in mutated},
     )  # fmt: skip
@@ -242,10 +244,14 @@ def _guards(graph: fx.Graph, names: Mapping[str, str]) -> Iterator[Condition]:
         if len(symbols) != len(expr.free_symbols) or not symbols:
             continue
 
-        def holds(sizes: Mapping[str, int], expr: Any = expr, symbols: Any = symbols) -> bool:
+        text = private.render(expr, names)
+
+        def holds(sizes: Mapping[str, Any], expr: Any = expr, symbols: Any = symbols, text: str = text) -> Any:
+            if not all(isinstance(sizes[name], int) for name in symbols.values()):
+                return compute(text, sizes)  # of arrays; sympy knows numbers alone
             return bool(expr.xreplace({symbol: private.integer(sizes[name]) for symbol, name in symbols.items()}))
 
-        yield Condition(private.render(expr, names) + (f" ({place})" if place else ""), holds)
+        yield Condition(text + (f" ({place})" if place else ""), holds)
 
 
 def _resolve_mutation(graph: fx.Graph) -> set[fx.Node]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -96,6 +96,37 @@ def torch_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{known[root]}.{rest}"
 
 
+OTHERS_PRIVATE = {
+    "_exit", "_getframe", "_fields", "_run_exitfuncs",  # Python's
+    "_keep_in_fp32_modules", "_keep_in_fp32_modules_strict",  # transformers'
+}  # fmt: skip
+"""Names with a leading underscore that modules ask of objects which are neither fxc's nor torch's."""
+
+
+def own_private(trees: Iterable[ast.AST]) -> set[str]:
+    """Names with a leading underscore that these modules give to something themselves."""
+    found = set()
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value):
+            found.add(node.attr)
+    return {name for name in found if is_private(name)}
+
+
+def is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def private_attributes(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of every attribute with a leading underscore, of objects other than self and cls."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and not is_self(node.value):
+            yield node.lineno, node.attr
+
+
 def is_private(name: str) -> bool:
     return any(word.startswith("_") and not word.startswith("__") for word in name.split("."))
 
@@ -131,6 +162,14 @@ def test_private_torch_names_are_in_two_modules(name: str) -> None:
 
 
 @each_module
+def test_private_attributes_of_torchs_objects_are_in_two_modules(name: str) -> None:
+    """Of a module, a tensor, a node: whatever is neither fxc's own nor known to be of another library."""
+    if name not in PRIVATE_TORCH:
+        known = own_private(TREES.values()) | OTHERS_PRIVATE
+        assert not [f"{MODULES[name]}:{line}: {n}" for line, n in private_attributes(TREES[name]) if n not in known]
+
+
+@each_module
 def test_nothing_is_unpickled(name: str) -> None:
     assert not PICKLES & {imported.split(".")[0] for _, imported in imports(TREES[name])}
     assert "torch.load" not in {used for _, used in torch_names(TREES[name])}
@@ -156,6 +195,11 @@ def test_the_walk_sees_what_it_should() -> None:
         "torch.fx._x",
         "torch.fx._x.y",
     }
+    tree = ast.parse(
+        "class A:\n    def _f(self, m):\n        self._x = m._parameters\n        return self._y, m._x, m._f, m.__dict__\n"
+    )
+    assert own_private([tree]) == {"_f", "_x"}
+    assert {n for _, n in private_attributes(tree)} == {"_parameters", "_x", "_f"}
     assert {"fxc", "fxc.cache", "fxc.cli", "fxc.passes", "fxc.runtime"} <= {
         n.removesuffix(".__init__") for n in MODULES
     }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 import torch
 
@@ -54,12 +57,26 @@ def test_broken_conditions_are_suspects() -> None:
     assert list(_suspects(graph, [])) == [(at(20, 20), "n != 20 does not hold at n=20")]
 
 
-def test_conditions_are_asked_at_given_points_far_from_the_lowest() -> None:
-    conditions = [Condition("n % 30000 != 0", lambda sizes: sizes["n"] % 30000 != 0)]
-    graph = Traced(at(2, 40000), torch.fx.Graph(), None, conditions=conditions)
-    assert list(_suspects(graph, [])) == []
-    found = list(_suspects(graph, [{"n": 30000}, {"n": 60000}]))
-    assert found == [(at(30000, 30000), "n % 30000 != 0 does not hold at n=30000")]
+def test_conditions_are_asked_everywhere() -> None:
+    """Of one dimension and of several, wherever in the range they break; the first and the last such point are told."""
+    far = Condition("n % 30000 != 0", lambda sizes: sizes["n"] % 30000 != 0)
+    graph = Traced(at(2, 100_000), torch.fx.Graph(), None, conditions=[far])
+    assert [spot for spot, _ in _suspects(graph, [])] == [at(30000, 30000), at(90000, 90000)]
+    inner = Condition("s + b != 300", lambda sizes: sizes["s"] + sizes["b"] != 300)
+    box = Range((("b", 2, 32), ("s", 2, 512)))
+    labels = [spot.label for spot, _ in _suspects(Traced(box, torch.fx.Graph(), None, conditions=[inner]), [])]
+    assert labels == ["b=2,s=298", "b=32,s=268"]
+
+
+def test_conditions_that_take_single_numbers_only() -> None:
+    """They are asked near the edges, next to the numbers that they name, and at the given points."""
+
+    def holds(sizes: Mapping[str, Any]) -> bool:
+        return not (sizes["n"] == 700 or sizes["n"] > 99_995 or sizes["n"] == 60_000)
+
+    graph = Traced(at(2, 100_000), torch.fx.Graph(), None, conditions=[Condition("n != 700 and ...", holds)])
+    values = [spot.low()["n"] for spot, _ in _suspects(graph, [{"n": 60_000}, {"n": 70_000}])]
+    assert values == [700, *range(99_996, 100_001), 60_000]
 
 
 def test_a_condition_on_data_says_nothing_about_sizes() -> None:

@@ -12,7 +12,8 @@ from torch import fx
 
 from fxc.errors import TraceError
 from fxc.graph_text import layout, parse_graph, parse_layout, print_graph, rename, source_line, target_text, value_text
-from tests.building import plan_of, text_of, zoo
+from fxc.stitch import unique_pieces
+from tests.building import plan_of, zoo
 from tests.zoo import calls, memory, sizes
 
 EXAMPLE = """\
@@ -52,14 +53,13 @@ def test_every_piece_comes_back(cls: Any) -> None:
         plan = plan_of(cls)
     except TraceError:
         return
-    pieces = text_of(plan).split("\ndef piece_")[1:]
-    for text in pieces:
-        text = "def piece_" + text.split("\nPIECES")[0].strip() + "\n"
+    for call in unique_pieces(plan.parts.values()).values():
+        text = call.piece.text
         graph, layouts = parse_graph(text)
         for node, given in zip(graph.nodes, layouts, strict=False):
             node.meta["layout"] = given
         rename(graph)
-        assert print_graph(graph, text[4:22]).splitlines() == [line.split("  #")[0] for line in text.splitlines()]
+        assert print_graph(graph, "piece").splitlines() == [line.split("  #")[0] for line in text.splitlines()]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fxc import lower
+from fxc import lower, machine
 from fxc._worker import CheckJob, CompileJob, Reply
 from fxc.cache import Cache
 from fxc.errors import CompileError, ProofError
@@ -18,6 +18,8 @@ from fxc.progress import Observer
 from fxc.region import Piece
 from fxc.shapes import Range
 from tests.building import target
+from tests.test_boundaries import MODULES, TREES, imports
+from tests.test_identity import OTHER, elsewhere
 
 TEXT = 'def piece(in_0: "f32[n, 8]"):\n    neg = torch.ops.aten.neg.default(in_0)  # f32[n, 8]\n    return (neg,)\n'
 PIECE = Piece(text=TEXT, dims=("n",), ops=1, custom_ops=(), random=False, values=(None,))
@@ -47,8 +49,7 @@ def test_a_unit_has_only_the_dimensions_of_its_piece() -> None:
         {"box": BOX.replace("n", 8, 8)},
         {"piece": dataclasses.replace(PIECE, text=TEXT.replace("neg", "abs"))},
         {"piece": dataclasses.replace(PIECE, custom_ops=("zoo::act(Tensor x) -> Tensor",))},
-        {"target": msgspec.structs.replace(target(), torch="2.99.0")},
-        {"target": msgspec.structs.replace(target(), compiler="g++ 99")},
+        *({"target": msgspec.structs.replace(target(), **{field: value})} for field, value in OTHER.items()),
         {"level": 3, "box": Range((("m", 1, 1), ("n", 8, 8)))},
     ],
 )  # fmt: skip
@@ -64,10 +65,50 @@ def test_what_is_not_in_the_key(changes: dict[str, Any]) -> None:
     assert made(**changes).key == made().key
 
 
+@pytest.mark.parametrize("change", [("cpp.threads", 8), ("another", True)])
+def test_options_are_in_the_key(change: tuple[str, Any]) -> None:
+    one = made()
+    other = dataclasses.replace(one, options=tuple(sorted({**dict(one.options), change[0]: change[1]}.items())))
+    assert other.key != one.key
+    assert dataclasses.replace(one, options=one.options[::-1]).key == one.key
+
+
+def test_surroundings_are_not_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = made(target=machine.probe("cpu")).key
+    elsewhere(monkeypatch, tmp_path)
+    assert made(target=machine.probe("cpu")).key == before
+
+
 def test_the_version_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     before = made().key
     monkeypatch.setattr(lower, "VERSION", "next")
     assert made().key != before
+
+
+APART = {
+    "errors": "what is raised and shown",
+    "models": "find and load what registers a user's ops, whose schemas are in the key",
+    "ops": "run the same way by the binary and by eager; their schemas are in the key",
+    "spec": "model.yaml, which no worker sees",
+    "traced": "makes the graph whose text is in the key",
+}
+"""Modules that a worker imports and that decide no binary, each with why."""
+
+
+def test_the_version_is_of_all_that_a_worker_runs() -> None:
+    """And of what tells it what to do, and in which environment."""
+    found: set[str] = set()
+    apart: set[str] = set()
+    waiting = ["_worker", "piece_jobs"]
+    while waiting:
+        name = waiting.pop()
+        if (part := name.partition(".")[0]) in APART:
+            apart.add(part)
+        elif name not in found:
+            found.add(name)
+            waiting += [n.removeprefix("fxc.") for _, n in imports(TREES[f"fxc.{name}"]) if n in MODULES]
+    assert found | {"lower", "pool"} == set(lower.MODULES)
+    assert apart == set(APART)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +183,12 @@ def test_a_binary_without_proof_is_proved_later_not_compiled(tmp_path: Path) -> 
     ("error", "where", "kind", "message"),
     [
         ("KeyError: 'x'", CompileJob, CompileError, "piece_0 n=1..64 does not compile: KeyError: 'x'"),
+        (
+            "MadeUpError: n=2: index out of range in self",
+            CheckJob,
+            ProofError,
+            "piece_0 n=1..64 cannot be compared: eager fails on made-up inputs at n=2: index out of range in self",
+        ),
         ("ProofError: result 0 at n=2", CheckJob, ProofError, "piece_0 n=1..64 does not equal eager: result 0 at n=2"),
         (
             "the process crashed (killed by SIGSEGV)",

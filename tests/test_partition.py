@@ -113,6 +113,7 @@ def test_facts_of_a_piece() -> None:
     assert act.custom_ops == ("zoo::act(Tensor x) -> Tensor",)
     assert (act.random, act.ops) == (False, 3)
     assert cut(calls.Random).calls[0].piece.random
+    assert [cut(cls).calls[0].piece.random for cls in (calls.Attends, calls.AttendsWithDropout)] == [False, True]
 
 
 @pytest.mark.parametrize("cls", [sizes.DataSized, sizes.ItemAcross])

@@ -1,18 +1,21 @@
 """A plan: programs, units, weights, files; nothing is compiled or written."""
 
+# mypy: disable-error-code="no-any-return, operator, index"
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from fxc import pipeline
-from fxc.errors import SpecError
+from fxc.errors import SpecError, TraceError
 from fxc.plan import make_plan
 from fxc.spec import parse_spec
-from tests.building import HERE, plan_of, target
+from tests.building import HERE, check, plan_of, program_of, target
 from tests.zoo import calls, memory, outputs, sizes, weights
 from tests.zoo.model import Model
 
@@ -168,3 +171,113 @@ def test_a_size_that_leaves_a_dimension_free() -> None:
     ]  # fmt: skip
     assert plan.manifest.sizes == [{"batch": 3}]
     assert {unit.range.label for unit in plan.units} == {"batch=3,seq=1..33", "batch=1..9,seq=1..33"}
+
+
+class Halves(Model):
+    """Buffers in one piece of memory: all of it, and its halves."""
+
+    persistent = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = self.memory()
+        low, high = whole[..., :8], whole[..., 8:]
+        for name, tensor in (("whole", whole), ("low", low), ("high", high)):
+            self.register_buffer(name, tensor, persistent=self.persistent)
+
+    def memory(self) -> torch.Tensor:
+        return torch.arange(16.0)
+
+
+class OnlyRead(Halves):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.zoo.mix(x) * self.low + self.whole[8:] * self.high
+
+
+class OnlyReadAndKept(OnlyRead):
+    persistent = True
+
+
+class OneHalfWritten(Halves):
+    """The whole is not read, and the halves have no element in common."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.low.add_(1)
+        return torch.ops.zoo.mix(x) * self.low + self.high
+
+
+class StridedHalfWritten(OneHalfWritten):
+    """The halves of every row, which lie between one another."""
+
+    def memory(self) -> Tensor:
+        return torch.arange(32.0).view(2, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.low.add_(1)
+        return torch.ops.zoo.mix(x) * self.low[0] + self.high[1]
+
+
+class WholeAndHalfWritten(Halves):
+    def forward(self, x: Tensor) -> Tensor:
+        self.low.add_(1)
+        return torch.ops.zoo.mix(x) * self.whole[:8]
+
+
+class WholeAndHalfWrittenAndKept(WholeAndHalfWritten):
+    persistent = True
+
+
+class StridedWholeAndHalfWritten(Halves):
+    def memory(self) -> Tensor:
+        return torch.arange(32.0).view(2, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.low.add_(1)
+        return torch.ops.zoo.mix(x) * self.whole[0, :8]
+
+
+class OneTensorTwiceWritten(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        tensor = torch.zeros(8)
+        self.register_buffer("low", tensor)
+        self.register_buffer("whole", tensor, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.low.add_(1)
+        return torch.ops.zoo.mix(x) * self.low
+
+
+class ViewOfParameterWritten(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole = torch.nn.Parameter(torch.zeros(8))
+        self.register_buffer("low", self.whole.data[:4])
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.low.add_(1)
+        return torch.ops.zoo.mix(x) * self.whole
+
+
+@pytest.mark.parametrize("cls", [OnlyRead, OnlyReadAndKept, OneHalfWritten, StridedHalfWritten])
+def test_buffers_in_one_memory(cls: type[Model]) -> None:
+    check(cls, program_of(plan_of(cls)))
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        WholeAndHalfWritten,
+        WholeAndHalfWrittenAndKept,
+        StridedWholeAndHalfWritten,
+        OneTensorTwiceWritten,
+        ViewOfParameterWritten,
+    ],
+)
+def test_buffers_in_one_memory_that_is_written(cls: type[Model]) -> None:
+    with pytest.raises(TraceError) as info:
+        plan_of(cls)
+    assert re.fullmatch(
+        "the model writes into the buffer (low|whole), which shares memory with (whole|low)", info.value.message
+    )
+    assert info.value.hint == "make them separate tensors: clone one before it is registered"

@@ -8,8 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from fxc.errors import SpecError
+from fxc.random_inputs import draw
 from fxc.spec import Spec, load_spec, named_values, parse_spec, to_data
 
 GOOD = """
@@ -52,7 +54,7 @@ def test_good(file: Path) -> None:
 def test_sizes_need_level_2_and_come_once(file: Path) -> None:
     file.write_text(GOOD)
     assert load_spec(file, ["compile.level=1"]).sizes() == ()
-    assert [box.label for box in load_spec(file, ["compile.sizes=[8, 1, {n: 8}]"]).sizes()] == ["n=8", "n=1"]
+    assert [box.label for box in load_spec(file, ["compile.sizes=[8, 1, {n: 8}]"]).sizes()] == ["n=1", "n=8"]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +87,32 @@ def test_later_overrides_win(file: Path) -> None:
     assert load_spec(file, ["compile.level=1", "compile.level=3"]).compile.level == 3
 
 
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        ("int64", (-(2.0**63), 2.0**63 - 1024)),
+        ("int32", (-(2.0**31), 2.0**31)),
+        ("uint8", (0.0, 256.0)),
+        ("uint8", (254.5, 255.5)),
+        ("int8", (-128.0, -127.5)),
+        ("bool", (1.0, 2.0)),
+        ("bool", (-0.0, 0.5)),
+        ("float16", (-65504.0, 65504.0)),
+        ("float32", (0.5, 0.9)),
+        ("float32", (0.0, 1e30)),
+    ],
+)
+def test_values_at_the_ends_of_a_dtype(file: Path, dtype: str, values: tuple[float, float]) -> None:
+    """Accepted, and what is drawn lies within them."""
+    file.write_text(GOOD)
+    spec = load_spec(file, [f"inputs.x={{shape: [n], dtype: {dtype}, values: {[*values]}}}"])
+    assert spec.inputs["x"].values == values
+    drawn = draw((1000,), getattr(torch, dtype), values, torch.Generator().manual_seed(0)).double()
+    assert values[0] <= drawn.min()
+    assert drawn.max() <= values[1]
+    assert drawn.isfinite().all()
+
+
 # One line per mistake: what is set, the key named, the message, the hint.
 MISTAKES = [
     ("foo=1", "foo: unknown key",
@@ -109,6 +137,19 @@ MISTAKES = [
      "write [low, high] with low < high, both finite"),
     ("inputs.x.values=[0, .inf]", "inputs.x.values: [0, inf] holds no values",
      "write [low, high] with low < high, both finite"),
+    ("inputs.x={shape: [n], dtype: int64, values: [0, 1e30]}",
+     "inputs.x.values: [0, 1e+30] has values that int64 cannot hold",
+     "stay within [-9223372036854775808, 9223372036854774784]"),
+    ("inputs.x={shape: [n], dtype: uint8, values: [0, 1000]}",
+     "inputs.x.values: [0, 1000] has values that uint8 cannot hold", "stay within [0, 256]"),
+    ("inputs.x={shape: [n], dtype: int8, values: [-129, 1]}",
+     "inputs.x.values: [-129, 1] has values that int8 cannot hold", "stay within [-128, 128]"),
+    ("inputs.x={shape: [n], dtype: bool, values: [0, 3]}",
+     "inputs.x.values: [0, 3] has values that bool cannot hold", "stay within [0, 2]"),
+    ("inputs.x={shape: [n], dtype: float16, values: [0, 1e6]}",
+     "inputs.x.values: [0, 1e+06] has values that float16 cannot hold", "stay within [-65504, 65504]"),
+    ("inputs.x={shape: [n], dtype: int32, values: [0.5, 0.9]}",
+     "inputs.x.values: [0.5, 0.9] holds no whole number", "write [0, 1] for 0 alone"),
     ("inputs.x.values=[0, a]", "inputs.x.values[1]: 'a' is text, expected a number", ""),
     ("inputs.1x={shape: [n], dtype: bool}", "inputs.1x: '1x' cannot be a name", "use letters, digits and underscores"),
     ("inputs.class={shape: [n], dtype: bool}", "inputs.class: 'class' cannot be a name", "it is a word of Python"),

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import ast
+import collections
+import json
 import re
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
-from tests.building import make, plan_of, program_of, spec_of, text_of, zoo
+from fxc import pipeline
+from fxc.cache import Artifact
+from fxc.runtime.loader import _execute, load
+from fxc.stitch import unique_pieces
+from tests.building import check, make, plan_of, program_of, spec_of, text_of, zoo
 from tests.zoo import calls, memory, outputs, sizes, weights
 from tests.zoo.model import Model
 
@@ -58,6 +67,39 @@ def test_no_look_ups_inside_the_step() -> None:
         assert not [line for line in body(cls) if "torch.ops" in line]
 
 
+def test_new_tensors_are_made_on_the_device_that_a_loader_sets() -> None:
+    """Neither the piece's own text, its identity, nor a program of another device knows of it."""
+    plan = plan_of(calls.MadeOnDevice)
+    text = text_of(plan)
+    assert "    device_1 = DEVICE\n" in text  # `device` is an input
+    assert [line for line in body(calls.MadeOnDevice) if "zoo_made(" in line] == [
+        "made = zoo_made(x, device=device_1)",
+        "made_1 = zoo_made(add, device=device_1)",
+    ]
+    pieces = [call.piece.text for call in unique_pieces(plan.parts.values()).values()]
+    assert sum(piece.count("device=torch.device('cpu')") for piece in pieces) == 3
+    assert (text.count("torch.device("), text.count("device=DEVICE")) == (1, 3)
+
+    namespace: dict[str, Any] = {}
+    exec(text, namespace)
+    assert namespace["DEVICE"] == torch.device("cpu")
+    namespace["DEVICE"] = torch.device("meta")
+    made = namespace["step_0"](namespace["PIECES"]["step_0"], ())
+    given = torch.ones(4, 8, device="meta")
+    assert [result.device.type for result in made(given, given)] == ["meta", "meta"]
+
+
+def test_an_artifact_is_loaded_onto_a_device(tmp_path: Path) -> None:
+    spec = calls.MadeOnDevice.spec() | {"compile": {"level": 0}}
+    (tmp_path / "model.yaml").write_text(json.dumps(spec))
+    built = pipeline.build(tmp_path / "model.yaml", cache_dir=tmp_path)
+    program = load(built.path)
+    program(torch.ones(4, 8), torch.ones(4, 8))
+    artifact = Artifact.open(Path(built.path))
+    assert _execute(artifact, "rank_0_0/transformed_code.py", torch.device("meta"))["DEVICE"] == torch.device("meta")
+    assert program._factories[0].func.__globals__["DEVICE"] == program.device  # type: ignore[attr-defined]
+
+
 def test_a_dimension_is_taken_only_where_it_is_used() -> None:
     assert "batch = x.shape[0]" in body(sizes.SizeArguments)
     assert not [line for line in body(calls.EqualLayers) if ".shape" in line]
@@ -76,6 +118,50 @@ def test_an_output_of_named_tuples_keeps_its_fields() -> None:
     program = program_of(plan_of(outputs.Named))
     pair = program(torch.ones(4, 8))["pair"]
     assert (type(pair).__name__, pair._fields) == ("Pair", ("first", "second"))
+
+
+class Narrow(NamedTuple):
+    first: Tensor
+
+
+class Wide(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+Wide.__name__ = "Narrow"
+Renamed = collections.namedtuple("Renamed", ["a", "def", "a"], rename=True)
+NAMES = ("step_0", "WEIGHTS", "PIECES", "DEVICE", "torch", "collections", "math", "inf", "x", "mix", "piece_0", "list")
+CLASSES = [collections.namedtuple(name, ["first"]) for name in NAMES]
+
+
+class Alike(Model):
+    """Two classes of one name, and fields that no Python text can name."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = torch.ops.zoo.mix(x)
+        return [Narrow(x + 1), Wide(x + 2, y), {"a": Renamed(y, x.shape[0], Narrow(y))}]
+
+
+class NamedAsText(Model):
+    """Classes with names that the program's text uses."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = torch.ops.zoo.mix(x)
+        return [kind(y + index) for index, kind in enumerate(CLASSES)], torch.zeros(2) if x.shape[0] > 8 else None
+
+
+@pytest.mark.parametrize("cls", [Alike, NamedAsText], ids=lambda cls: cls.__name__)
+def test_classes_of_named_tuples_keep_name_and_fields(cls: type[Model]) -> None:
+    plan = plan_of(cls)
+    check(cls, program_of(plan))
+    assert text_of(plan) == text_of(plan_of(cls))
+
+
+def test_a_class_of_named_tuples_is_called_as_it_is_where_nothing_else_is() -> None:
+    text = text_of(plan_of(outputs.Named))
+    assert "\nPair = collections.namedtuple('Pair', ['first', 'second'], rename=True)\n" in text
+    assert "'pair': Pair(mix, Pair(" in text
 
 
 def test_a_program_is_independent_of_the_number_of_its_calls() -> None:

@@ -8,7 +8,7 @@ from torch import fx, nn
 
 from fxc.graph_text import print_graph
 from fxc.shapes import Range
-from fxc.trace import Narrowed, _narrowed, capture, hints, model_files, source_files, with_fake_weights
+from fxc.trace import Narrowed, _narrowed, hints, model_files, source_files, with_fake_weights
 from fxc.traced import Traced
 from tests.test_cases import BOX, at, traced
 from tests.zoo import calls, memory, outputs, sizes, weights
@@ -161,10 +161,3 @@ def test_source_files() -> None:
 
     assert model_files(Own(1, 1)) == {__file__}
     assert source_files(traced(calls.NoCut).graph) == {calls.__file__}
-
-
-def test_capture_records_how() -> None:
-    model = with_fake_weights(calls.NoCut(), "cpu")
-    from tests.building import spec_of
-
-    assert capture(model, spec_of(calls.NoCut).inputs, BOX, "cpu").how == "non-strict"

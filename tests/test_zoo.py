@@ -28,6 +28,7 @@ REFUSED: dict[type[Model], str] = {
     sizes.ItemAcross: r"a number read out of a tensor, .*sizes\.py:\d+ in forward: k = int\(",
     weights.StridedConstant: r"the constant plain has strides \(2,\)",
     sizes.ItemToOp: r"a number read out of a tensor, is used outside the piece",
+    sizes.Never: r"at n=7: .*seven rows are too many",
     sizes.FixedSize: r"FixedSize cannot be traced: .*must match the size of tensor b \(11\).*sizes\.py:\d+: return x",
     memory.WrittenAttribute: r"writes into a tensor, f32\[8\], that is neither an input nor a parameter nor a buffer",
     calls.OpenArguments: r"takes input y in its \*\*kwargs",

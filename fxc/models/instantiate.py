@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
+from fxc import _torch_build as private
 from fxc.models.source import ModelSource
 
 LARGE = 1 << 20
@@ -76,20 +77,18 @@ def _to_meta(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parame
 def _strip(module: nn.Module) -> None:
     """Move the parameters of a real module to the meta device."""
     for owner in module.modules():
-        for name, parameter in owner._parameters.items():
+        parameters = private.parameters(owner)
+        for name, parameter in parameters.items():
             if parameter is not None:
                 replaced = _to_meta(owner, name, parameter)
-                owner._parameters[name] = parameter if replaced is None else replaced
+                parameters[name] = parameter if replaced is None else replaced
 
 
 def _needed(module: nn.Module) -> Iterable[Tensor]:
     """The tensors whose values belong to the program: non-persistent buffers, and tensors in plain attributes."""
     for owner in module.modules():
-        unsaved = (owner._buffers.get(name) for name in owner._non_persistent_buffers_set)
-        yield from (buffer for buffer in unsaved if buffer is not None)
-        for name, value in vars(owner).items():
-            if name not in ("_parameters", "_buffers", "_modules"):
-                yield from _tensors(value)
+        for value in private.plain_values(owner):
+            yield from _tensors(value)
 
 
 def _tensors(value: Any) -> Iterable[Tensor]:

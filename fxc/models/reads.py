@@ -4,6 +4,7 @@ and small files that it reads while it is constructed and traced. A change of an
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import sys
 import sysconfig
@@ -14,9 +15,11 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-LARGEST = 1 << 20
-"""Bytes from which on a file is data, as weights are, and no part of what a program is."""
+LARGEST = 16 << 20
+"""Bytes from which on a file is weights, which are bound to a program and are no part of it. A lookup digests all files
+up to that, some 10 ms each; tables and tokenizers are smaller, a checkpoint of any use is larger."""
 
+_SYSTEM = ("/proc/", "/sys/", "/dev/")
 _PACKAGES = tuple(str(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
@@ -27,12 +30,20 @@ class Reads:
     directory: Path
     variables: set[str] = field(default_factory=set)
     """Of the environment, set or not."""
-    paths: set[str] = field(default_factory=set)
+    paths: dict[str, bool] = field(default_factory=dict)
+    """Whether the user's code asked for the file, itself or through a library."""
 
     def files(self) -> set[Path]:
-        """Those below the directory that are not code."""
-        found = {Path(path).resolve() for path in self.paths if Path(path).suffix not in (".py", ".pyc")}
-        return {file for file in found if file.is_relative_to(self.directory) and is_own(str(file)) and _is_small(file)}
+        """What the user's code opened, wherever it lies; and data below the directory, whoever opened it."""
+        found: set[Path] = set()
+        for path, asked in self.paths.items():
+            if _is_installed(path):
+                continue
+            file = Path(path).parent.resolve() / Path(path).name  # a link itself may be made to lead elsewhere
+            wanted = asked or (file.suffix != ".py" and file.is_relative_to(self.directory))
+            if wanted and is_own(str(file)) and not str(file).startswith(_SYSTEM) and _is_small(file):
+                found.add(file)
+        return found
 
     def state(self) -> dict[str, str | bytes | None]:
         """What all that was read is now."""
@@ -66,7 +77,7 @@ def note(earlier: Reads) -> None:
     """Have what was read earlier count as read now: of a module that is executed once only."""
     for reads in _recording:
         reads.variables |= earlier.variables
-        reads.paths |= earlier.paths
+        _add(reads, earlier.paths)
 
 
 def _getitem(environ: Any, name: Any) -> str:
@@ -79,9 +90,37 @@ def _getitem(environ: Any, name: Any) -> str:
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if _recording and event == "open":
         path, _, flags = arguments
-        if isinstance(path, str) and not flags & (os.O_WRONLY | os.O_RDWR):
+        if isinstance(path, (str, bytes, os.PathLike)) and not flags & (os.O_WRONLY | os.O_RDWR):
+            opened = {_source(os.path.abspath(os.fsdecode(path))): _is_asked(sys._getframe().f_back)}
             for reads in _recording:
-                reads.paths.add(os.path.abspath(path))
+                _add(reads, opened)
+
+
+def _add(reads: Reads, paths: dict[str, bool]) -> None:
+    for path, asked in paths.items():
+        reads.paths[path] = asked or reads.paths.get(path, False)
+
+
+def _source(path: str) -> str:
+    """The module's text instead of what Python keeps of it."""
+    if not path.endswith(".pyc"):
+        return path
+    try:
+        return importlib.util.source_from_cache(path)
+    except ValueError:
+        return path
+
+
+def _is_asked(frame: FrameType | None) -> bool:
+    """Whether the user's code opens a file; not fxc, nor what shows the lines of a traceback."""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if name == "linecache" or name.partition(".")[0] == "fxc":
+            return False
+        if not _is_installed(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _caller(frame: FrameType | None) -> str:
@@ -93,8 +132,11 @@ def _caller(frame: FrameType | None) -> str:
 
 def is_own(file: str) -> bool:
     """Whether a file is the user's, and not of Python, an installed package or fxc."""
-    installed = "site-packages" in file or "dist-packages" in file or file.startswith(_PACKAGES)
-    return not installed and not file.startswith("<") and file not in _own_files()
+    return not _is_installed(file) and file not in _own_files()
+
+
+def _is_installed(file: str) -> bool:
+    return file.startswith(("<", *_PACKAGES)) or "site-packages" in file or "dist-packages" in file
 
 
 def _own_files() -> set[str]:

@@ -69,6 +69,7 @@ def compile_call(
         "Tensor": torch.Tensor,
         "plain": full.plain,
         "contiguous": full.contiguous,
+        "apart": full.apart,
         "refuse": lambda values: full.must_refuse(inputs, ranges, device, values, bound or {}),
         **{f"bound_{name}": tensor for name, tensor in (bound or {}).items()},
         "grad_enabled": torch.is_grad_enabled,
@@ -159,6 +160,10 @@ class _Writer:
             if unpack:
                 yield unpack
             conditions.append(" and ".join(checks))
+        written = [entry.name for entry in self.inputs if entry.mutated]
+        if written and len(self.inputs) > 1:
+            read = [entry.name for entry in self.inputs if not entry.mutated]
+            conditions.append(f"{u}apart({self._tuple(written)}, {self._tuple(read)})")
         if conditions:
             yield "if not ("
             yield from (f"    {'and ' if index else ''}{text}" for index, text in enumerate(conditions))
@@ -192,7 +197,6 @@ class _Writer:
             unpack = f"{self._tuple(targets)} = {name}.shape"
         if entry.mutated:
             checks += self._fit(entry)
-            checks += [f"{name} is not {other.name}" for other in self.inputs if other.name != name]
         return unpack, checks
 
     def _fit(self, entry: Input) -> list[str]:
@@ -201,7 +205,9 @@ class _Writer:
         if self.device.type == "cuda":
             conditions.append(f"{entry.name}.data_ptr() % {full.ALIGNMENT} == 0")
         if entry.dtype.startswith("complex"):
-            conditions += [f"not {entry.name}.is_conj()", f"not {entry.name}.is_neg()"]
+            conditions.append(f"not {entry.name}.is_conj()")
+        if entry.dtype.startswith(("complex", "float", "bfloat")):  # `x.conj().imag` is negated when it is read
+            conditions.append(f"not {entry.name}.is_neg()")
         return conditions
 
     def _pick(self) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any, NoReturn
 
 import torch
@@ -25,10 +26,15 @@ def plain(name: str, value: Any) -> torch.Tensor:
     """A Parameter or another harmless subclass as a plain tensor that shares its memory.
 
     Raises:
-        InputError: not a tensor, a sparse one, or a subclass that keeps its data elsewhere (DTensor, fake).
+        InputError: not a tensor, a sparse or nested one, or a subclass that keeps its data elsewhere (DTensor, fake).
     """
     if not isinstance(value, torch.Tensor):
         raise InputError(f"input {name} is {_describe(value)}, expected a torch.Tensor")
+    if value.is_nested:
+        raise InputError(
+            f"input {name} is a nested tensor, expected a torch.Tensor of one shape",
+            "pad it: torch.nested.to_padded_tensor(tensor, padding)",
+        )
     if value.layout != torch.strided:
         raise InputError(f"input {name} has layout {value.layout}, expected torch.strided")
     kind = type(value)
@@ -44,6 +50,30 @@ def plain(name: str, value: Any) -> torch.Tensor:
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy, aligned as a new tensor is; kept apart from the original, which may be an output."""
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Address of its first byte and of the one after its last; equal where it has no elements."""
+    start = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return start, start + tensor.nbytes
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def apart(written: Iterable[torch.Tensor], read: Iterable[torch.Tensor]) -> bool:
+    """Whether no tensor of `written` overlaps another tensor of either in memory."""
+    spans = [(*extent(tensor), True) for tensor in written] + [(*extent(tensor), False) for tensor in read]
+    spans.sort()
+    end = end_written = 0
+    for start, stop, writes in spans:
+        if start < stop:
+            if start < (end if writes else end_written):
+                return False
+            end = max(end, stop)
+            if writes:
+                end_written = max(end_written, stop)
+    return True
 
 
 def named(inputs: Sequence[Input], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,6 +111,7 @@ def check(inputs: Sequence[Input], values: Mapping[str, Any], device: torch.devi
     """
     dims: dict[str, int] = {}
     first: dict[str, str] = {}
+    tensors: list[tuple[Input, torch.Tensor]] = []
     for entry in inputs:
         tensor = plain(entry.name, values[entry.name])
         _check_kind(entry, tensor, device)
@@ -100,13 +131,21 @@ def check(inputs: Sequence[Input], values: Mapping[str, Any], device: torch.devi
                 raise InputError(f"input {entry.name} has size {size} in dimension {axis}, expected {expected}{why}")
         if entry.mutated:
             _check_memory(entry, tensor)
-            for name, other in values.items():
-                if other is values[entry.name] and name != entry.name:
-                    raise InputError(
-                        f"input {name} is the same tensor as input {entry.name}, which the program writes into",
-                        "pass a copy of it",
-                    )
+        tensors.append((entry, tensor))
+    _check_apart(tensors, values)
     return dims
+
+
+def _check_apart(tensors: Iterable[tuple[Input, torch.Tensor]], values: Mapping[str, Any]) -> None:
+    """What the program writes into one input must not show in another: compiled code takes them for separate."""
+    for (entry, tensor), (other, twin) in combinations(tensors, 2):
+        if not (entry.mutated or other.mutated):
+            continue
+        if apart((tensor,), (twin,)):
+            continue
+        written, name = (entry.name, other.name) if entry.mutated else (other.name, entry.name)
+        how = "is the same tensor as" if values[name] is values[written] else "overlaps in memory with"
+        raise InputError(f"input {name} {how} input {written}, which the program writes into", "pass a copy of it")
 
 
 def _check_kind(entry: Input, tensor: torch.Tensor, device: torch.device) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from fxc import _torch_run, machine, refs
 from fxc.cache import Artifact
+from fxc.cache.artifact import MEND
 from fxc.errors import CacheMissError, DamagedError, UsageError
 from fxc.manifest import Manifest
 from fxc.manifest import Program as ProgramRecord
@@ -21,8 +22,6 @@ from fxc.runtime.program import Factory, Program
 CODE = "transformed_code.py"
 CONSTANTS = "constants.safetensors"
 BINARIES = "inductor"
-
-MEND = "run `fxc build` again: it mends the artifact"
 
 
 def load(
@@ -58,7 +57,7 @@ def load(
     machine.require_fit(manifest.target, machine.here(str(place)))
     place = _with_index(place)
     custom_ops.prepare(manifest.custom_ops, Path(ref).resolve().parent if refs.is_spec(ref) else None)
-    namespace = _execute(artifact, f"{folder}/{CODE}")
+    namespace = _execute(artifact, f"{folder}/{CODE}", place)
     runners = _runners(artifact, folder, place)
     factories = _factories(manifest, namespace, runners)
     return Program(manifest, place, factories, _constants(artifact, f"{folder}/{CONSTANTS}", place))
@@ -89,10 +88,12 @@ def _with_index(device: torch.device) -> torch.device:
     return device
 
 
-def _execute(artifact: Artifact, name: str) -> dict[str, Any]:
-    """Run the stitched program's text: the bytes that were checked, never imported by name."""
+def _execute(artifact: Artifact, name: str, device: torch.device) -> dict[str, Any]:
+    """Run the stitched program's text: the bytes that were checked, never imported by name. It then makes its tensors
+    on `device`, which need not be the current one."""
     namespace: dict[str, Any] = {"__name__": f"fxc_{artifact.manifest.hash}"}
     exec(compile(artifact.read(name), str(artifact.path / name), "exec"), namespace)
+    namespace["DEVICE"] = device
     names = tuple(entry.name for entry in (*artifact.manifest.weights, *artifact.manifest.constants))
     if tuple(namespace["WEIGHTS"]) != names:
         raise DamagedError(f"{artifact.path / name} lists other weights than manifest.json", MEND)

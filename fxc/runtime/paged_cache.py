@@ -11,7 +11,7 @@ from fxc.errors import RunError
 from fxc.runtime.program import Program
 
 
-class CacheFull(RunError):
+class CacheFullError(RunError):
     """There are fewer free blocks than a batch needs. Nothing has changed: free a sequence and try again."""
 
 
@@ -86,7 +86,7 @@ class PagedCache:
             Arguments of the program. Row `query_starts[i + 1] - 1` of its result belongs to the last token of entry i.
 
         Raises:
-            CacheFull: not enough free blocks.
+            CacheFullError: not enough free blocks.
             RunError: no tokens for a sequence, or more than `max_blocks` blocks hold.
         """
         for number, (sequence, ids) in enumerate(entries):
@@ -100,7 +100,7 @@ class PagedCache:
                 )
         needed = sum(self.blocks_for(sequence, len(ids)) for sequence, ids in entries)
         if needed > len(self._free):
-            raise CacheFull(
+            raise CacheFullError(
                 f"the batch needs {needed} blocks more, {len(self._free)} are free", "free a sequence first"
             )
         positions: list[int] = []

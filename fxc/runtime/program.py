@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsIndex
 
 import msgspec
 import torch
+from torch import nn
 
 from fxc.convert import nearest
 from fxc.errors import FxcError, InputError, RunError, UsageError
@@ -73,14 +74,20 @@ class Program:
             where it may be a misspelt or outdated name, and is not for a module, which may hold more than the part
             that was built.
 
-        Of tied weights any one name is enough.
+        Of tied weights any one name is enough. Non-persistent buffers travel with the program: those of a module are
+        not bound, but must have the same values.
 
         Raises:
-            WeightError: missing or superfluous names, wrong shapes, dtypes or devices; nothing is bound then.
+            WeightError: missing or superfluous names, wrong shapes, dtypes or devices; a weight that the program writes
+                into and that overlaps another; a non-persistent buffer of a module with other values than at the build.
+                Nothing is bound then.
         """
         opened = weights.open_source(source, self.device)
         unused = self.manifest.unused_weights
-        self._weights = weights.collect(self.manifest.weights, opened, self.device, strict, unused)
+        bound = weights.collect(self.manifest.weights, opened, self.device, strict, unused)
+        if isinstance(source, nn.Module):
+            weights.check_constants(source, self.manifest.constants, self._constants)
+        self._weights = bound
         self._ready()
         return self
 
@@ -145,15 +152,23 @@ class Program:
         ]
         return [{name: point[name] for name in names} for point in points if set(names) <= point.keys()]
 
-    def explain(self, **dims: int) -> Explanation:
-        """Which program serves these values of the dimensions, and why.
+    def explain(self, /, *args: Any, **dims: int) -> Explanation:
+        """Which program serves these values of the dimensions, given by name, and why.
 
         Raises:
             InputError: an unknown or missing dimension, or values that no program serves.
         """
         names = [name for name, _, _ in self.ranges[0].bounds]
+        if args:
+            shown = ", ".join(f"{name}={value!r}" for name, value in zip(names, args, strict=False))
+            raise InputError(
+                f"explain takes values by name, expected {', '.join(names) or 'none'}",
+                f"write explain({shown})" if shown else "",
+            )
         dims = {**(self._bound_dims or {}), **dims}
-        for name in dims:
+        for name, value in dims.items():
+            if not isinstance(value, SupportsIndex):
+                raise InputError(f"{name} is {value!r}, expected a whole number")
             if name not in names:
                 near = nearest(name, names)
                 hint = f"did you mean {near}?" if near else ""
@@ -182,6 +197,13 @@ class Program:
             # Possibly a wrong name, rank or layout, which the quick checks trip over: then say so instead.
             refuse(self.manifest.inputs, self.ranges, self.device, args, inputs, self._inputs)
             raise
+
+    def __reduce_ex__(self, protocol: Any, /) -> NoReturn:
+        """For `copy` and `pickle`."""
+        raise RunError(
+            "a loaded program cannot be copied or pickled: it holds compiled code of this process",
+            f"load it again instead: fxc.load({self.manifest.hash!r})",
+        )
 
     def __repr__(self) -> str:
         shapes = "; ".join(box.label for box in self.ranges)

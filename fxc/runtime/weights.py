@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -11,9 +11,9 @@ from torch import nn
 
 from fxc.convert import nearest
 from fxc.errors import InputError, WeightError
-from fxc.manifest import Weight
+from fxc.manifest import Constant, Weight
 from fxc.runtime.files import FileSource
-from fxc.runtime.inputs import ALIGNMENT, layout, plain
+from fxc.runtime.inputs import ALIGNMENT, apart, layout, plain
 from fxc.runtime.parts import assembled
 
 Source = str | Path | Sequence[str | Path] | Mapping[str, torch.Tensor] | nn.Module
@@ -78,6 +78,25 @@ class TensorSource:
             )
         return None
 
+    def shared(self, weights: Sequence[Weight], device: torch.device) -> Iterator[Problem]:
+        """Weights that the program writes into, each with another one that is in the same memory."""
+        found: list[tuple[Weight, str, torch.Tensor]] = []
+        for weight in weights:
+            for name in _names(weight):
+                tensor = self._tensors.get(name)
+                if tensor is not None and tensor.device == device:
+                    found.append((weight, name, tensor))
+        written = [entry for entry in found if entry[0].mutated]
+        if not written or apart([entry[2] for entry in written], [e[2] for e in found if not e[0].mutated]):
+            return
+        for weight, name, tensor in written:
+            for other, twin_name, twin in found:
+                if other.name != weight.name and not apart((tensor,), (twin,)):
+                    yield Problem(
+                        f"weight {name}, which the program writes into, overlaps in memory with weight {twin_name}",
+                        "bind a copy of one of them",
+                    )
+
     def tensor(self, name: str, device: torch.device) -> torch.Tensor:
         tensor = self._tensors[name]
         return tensor if _readable(tensor) else tensor.clone(memory_format=torch.contiguous_format)
@@ -120,6 +139,7 @@ def collect(
     Raises:
         WeightError: all that is wrong, before anything is read; the first few problems in words.
     """
+    shared = source.shared(weights, device) if isinstance(source, TensorSource) else ()
     source = assembled(source, weights)
     given = list(source.names())
     present = set(given)
@@ -138,9 +158,39 @@ def collect(
     if source.strict if strict is None else strict:
         wanted = [name for weight, found in zip(weights, chosen, strict=True) if not found for name in _names(weight)]
         problems += [_superfluous(name, wanted) for name in given if name not in used]
+    problems += shared
     if problems:
         raise _error(problems)
     return [_read(weight, found, source, device) for weight, found in zip(weights, chosen, strict=True)]
+
+
+def check_constants(module: nn.Module, constants: Sequence[Constant], values: Sequence[torch.Tensor]) -> None:
+    """That the buffers of `module` whose values travel with the program still have these values.
+
+    Raises:
+        WeightError: one differs, beyond what another machine or library may round otherwise.
+    """
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    for constant, value in zip(constants, values, strict=True):
+        buffer = buffers.get(constant.name)
+        if buffer is None or buffer.is_meta or constant.mutated:
+            continue
+        if (buffer.shape, buffer.dtype) == (value.shape, value.dtype) and not _close(buffer.detach(), value):
+            raise WeightError(
+                f"buffer {constant.name} of the module has other values than when the program was built, which has its "
+                "own: it is not persistent",
+                "build the model again as it is now; or register the buffer as persistent, to bind it as a weight",
+            )
+
+
+def _close(tensor: torch.Tensor, value: torch.Tensor) -> bool:
+    tensor = tensor.to(value.device)
+    if not (value.is_floating_point() or value.is_complex()):
+        return torch.equal(tensor, value)
+    rtol = max(1e-3, 2 * torch.finfo(value.dtype).eps)
+    if value.is_floating_point():
+        tensor, value = tensor.float(), value.float()  # float8 has no comparison
+    return torch.allclose(tensor, value, rtol=rtol, atol=1e-5, equal_nan=True)
 
 
 def _names(weight: Weight) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import pytest
 
 import fxc as package
 from fxc.cache import Artifact
-from fxc.errors import CacheMissError, FxcError
+from fxc.errors import CacheMissError, FxcError, UsageError
 
 VERBS = (("inspect", "--json"), ("verify", "--json"), ("warm", "--json", "--require-hit"))
 HINT = "`fxc ls` lists what there is, `fxc build` makes it"
@@ -76,3 +76,13 @@ def test_looking_is_no_use(fxc: Any, artifact: Artifact, found: dict[str, str]) 
         os.utime(file, (1, 1))
         assert fxc(*arguments).code == 0
         assert (file.stat().st_mtime > 1) == used
+
+
+@pytest.mark.parametrize("ref", [None, 5, b"abcd"])
+def test_what_names_nothing(ref: Any) -> None:
+    for function in (package.load, package.warm):
+        with pytest.raises(UsageError) as info:
+            function(ref)
+        assert info.value.message == (
+            f"{ref!r} is {type(ref).__name__}, expected the prefix of a hash, or the path of an artifact or model.yaml"
+        )

@@ -29,6 +29,8 @@ class Built(msgspec.Struct):
     sizes: list[int]
     seconds: dict[str, float]
     proof: list[dict[str, Any]]
+    proved: bool
+    unproved: list[Any]
     passes: list[dict[str, Any]]
 
 
@@ -47,7 +49,7 @@ def pipeline(monkeypatch: pytest.MonkeyPatch, artifact: Artifact, found: dict[st
         observer.phase_done("compile", 3.14)
         counts = {"compiled": 2, "reused": 1}
         seconds = {"compile": 3.14, "total": 4.0}
-        return Built(artifact.manifest.hash, str(artifact.path), False, 9, 3, counts, [8], seconds, [], [])
+        return Built(artifact.manifest.hash, str(artifact.path), False, 9, 3, counts, [8], seconds, [], True, [], [])
 
     module = ModuleType("fxc.pipeline")
     vars(module).update(build=build)
@@ -74,7 +76,7 @@ def test_build_quiet_and_verbose(fxc: Any, pipeline: dict[str, Any], artifact: A
 def test_build_json(fxc: Any, pipeline: dict[str, Any], artifact: Artifact) -> None:
     told = fxc("build", "model.yaml", "--json")
     assert list(told.json) == [
-        "hash", "path", "hit", "pieces", "unique_pieces", "binaries", "sizes", "seconds", "proof", "passes",
+        "hash", "path", "hit", "pieces", "unique_pieces", "binaries", "sizes", "seconds", "proof", "proved", "unproved", "passes",
     ]  # fmt: skip
     assert told.json["binaries"] == {"compiled": 2, "reused": 1}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import fxc
 from tests.e2e import world
 from tests.e2e.conftest import Built
 from tests.e2e.world import Project
+from tests.models.configs import COMMON
 
 Fresh = Callable[..., Project]
 Copied = Callable[[Built], Built]
@@ -138,22 +140,27 @@ from pathlib import Path
 
 from torch import nn
 
+CONFIG = "config.json"
+
 
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.config = json.loads((Path(__file__).parent / "config.json").read_text())
+        self.config = json.loads((Path(__file__).parent / CONFIG).read_text())
 
     def forward(self, x):
         return x * float(os.environ.get("MODEL_SCALE", "1")) + self.config["shift"]
 """
 
 
-def test_what_the_model_reads_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment variable and a file beside it: not asked for, yet part of what the model is."""
+@pytest.mark.parametrize("config", ["config.json", "../configs/c.json"])
+def test_what_the_model_reads_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str) -> None:
+    """An environment variable and a file: not asked for, yet part of what the model is."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "configs").mkdir()
     files = {
-        "model.py": READS,
-        "config.json": '{"shift": 1}',
+        "model.py": READS.replace("config.json", config),
+        config: '{"shift": 1}',
         "model.yaml": world.PLAIN_YAML.replace("./plain.py:Plain", "./model.py:Model").replace("{width: 16}", "{}"),
     }
     project = world.make(tmp_path / "project", tmp_path / "cache", files)
@@ -171,8 +178,94 @@ def test_what_the_model_reads_is_noticed(tmp_path: Path, monkeypatch: pytest.Mon
     assert (second != first, found) == (True, False)
     monkeypatch.delenv("MODEL_SCALE")
     assert build() == (first, True)
-    edit(project, "config.json", "1", "5")
+    edit(project, config, "1", "5")
     third, found = build()
     assert (third in (first, second), found) == (False, False)
-    edit(project, "config.json", "5", "1")
+    edit(project, config, "5", "1")
     assert build() == (first, True)
+
+
+REWRITES = """from pathlib import Path
+
+from torch import nn
+
+FACTOR = 2.0
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        text = Path(__file__).read_text()
+        if "\\nFACTOR = 2.0" in text:
+            Path(__file__).write_text(text.replace("\\nFACTOR = 2.0", "\\nFACTOR = 3.0"))
+
+    def forward(self, x):
+        return x * FACTOR
+"""
+
+
+def test_a_file_that_is_saved_while_it_is_traced(tmp_path: Path) -> None:
+    """The build is of the text before, and never found for the text after."""
+    yaml = world.PLAIN_YAML.replace("./plain.py:Plain", "./model.py:Model").replace("{width: 16}", "{}")
+    project = world.make(tmp_path / "project", tmp_path / "cache", {"model.py": REWRITES, "model.yaml": yaml})
+    results = [fxc.build(project.yaml, level=0, cache_dir=project.cache) for _ in range(3)]
+    texts = [(project.artifact(r.hash) / "rank_0_0" / "transformed_code.py").read_text() for r in results]
+    assert [("2.0" in text, "3.0" in text) for text in texts] == [(True, False), (False, True), (False, True)]
+    assert [result.seconds["trace"] > 0 for result in results] == [True, True, False]
+
+
+TWO = """from torch import nn
+
+
+class Two(nn.Module):
+    def forward(self, x, y):
+        return x - y
+"""
+
+
+def test_inputs_the_other_way_round_are_another_program(tmp_path: Path) -> None:
+    import torch
+
+    x, y = "x: {shape: [n], dtype: float32}", "y: {shape: [n], dtype: float32}"
+    yaml = "model: {target: './two.py:Two'}\ndevice: cpu\ninputs: {X, Y}\ndims: {n: {min: 1, max: 64}}\ncompile: {level: 0}\n"
+    project = world.make(tmp_path / "project", tmp_path / "cache", {"two.py": TWO})
+    for order, result in [((x, y), 4), ((y, x), -4)]:
+        project.yaml.write_text(yaml.replace("X", order[0]).replace("Y", order[1]))
+        fxc.build(project.yaml, cache_dir=project.cache)
+        program = fxc.load(project.yaml, cache_dir=project.cache).bind({})
+        assert program(torch.full([3], 5.0), torch.ones(3)).tolist() == [result] * 3
+
+
+LOADS = """import os, sys
+
+def watch(event, arguments):
+    if event in ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork"):
+        print("ran", arguments[:2])
+
+sys.addaudithook(watch)
+import fxc
+print(fxc.load(sys.argv[1]).manifest.hash)
+"""
+
+
+@pytest.mark.parametrize("compiler", ["none", "another"])
+def test_loading_a_model_yaml_runs_no_compiler(tmp_path: Path, compiler: str) -> None:
+    """A server has none, or not the one that the binaries were made with."""
+    project = world.plain(tmp_path / "project", tmp_path / "cache")
+    project.yaml.write_text(project.yaml.read_text().replace("level: 1", "level: 0"))
+    hash = fxc.build(project.yaml, cache_dir=project.cache).hash
+    other = tmp_path / "other-g++"
+    other.write_text("#!/bin/sh\necho 'g++ 99.1.0'\n")
+    other.chmod(0o755)
+    environ = {"PATH": "", "FXC_CACHE_DIR": str(project.cache), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    environ |= {"CXX": str(other)} if compiler == "another" else {}
+    done = project.python(LOADS, str(project.yaml), environ=environ)
+    assert (done.code, done.out.split()) == (0, [hash]), done
+
+
+def test_a_hugging_face_folder_is_found_again(tmp_path: Path) -> None:
+    yaml = "model: {huggingface: ., dtype: float32}\ndevice: cpu\ncompile: {level: 0}\n"
+    config = json.dumps({**COMMON, "model_type": "llama", "architectures": ["LlamaForCausalLM"]})
+    project = world.make(tmp_path / "project", tmp_path / "cache", {"config.json": config, "model.yaml": yaml})
+    first, second = (fxc.build(project.yaml, cache_dir=project.cache) for _ in range(2))
+    assert (first.hit, second.hit, second.seconds["trace"], second.hash) == (False, True, 0, first.hash)

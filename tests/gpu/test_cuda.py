@@ -13,6 +13,7 @@ import torch
 
 import fxc
 from fxc.pipeline import BuildResult
+from tests.zoo.calls import MadeOnDevice
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -119,3 +120,19 @@ def test_on_another_gpu(built: BuildResult, cache: Path, model: torch.nn.Module)
     assert found.device == torch.device("cuda:1")
     assert torch.cuda.current_device() == 0
     assert error(found.to("cuda:0"), model(**inputs)) < TOLERANCE
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("split", ["zoo::made", "zoo::mix"])  # new tensors made between pieces, and in them
+def test_new_tensors_are_on_the_gpu_that_was_loaded_for(split: str, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    spec = MadeOnDevice.spec() | {"device": "cuda", "compile": {"level": 0}, "partition": {"splitting_ops": [split]}}
+    (tmp_path / "model.yaml").write_text(json.dumps(spec))
+    hash = fxc.build(tmp_path / "model.yaml", cache_dir=tmp_path).hash
+    program = fxc.load(hash, device="cuda:1", cache_dir=tmp_path)
+    inputs = [torch.randn(5, 8, device="cuda:1") for _ in range(2)]
+    found = program(*inputs)
+    for have, want in zip(found, MadeOnDevice()(*inputs), strict=True):
+        assert have.device == torch.device("cuda:1")
+        torch.testing.assert_close(have, want)

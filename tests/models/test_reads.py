@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from fxc.models import reads
 from fxc.models.files import load_file
 from fxc.runtime.custom_ops import _run_file
+from fxc.spec import load_spec
 
 
 def test_imports_are_followed(tmp_path: Path) -> None:
@@ -73,3 +75,67 @@ def test_a_file_that_was_executed_for_its_ops(tmp_path: Path) -> None:
     os.utime(file, (2**32, 2**32))  # edited since this process began
     assert load_file(file).VALUE == 2
     assert "_fxc_target_served_2" not in sys.modules
+
+
+ASKS = """import importlib, json, linecache, os
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+def ask(through):
+    json.loads((HERE / "../configs/c.json").read_text())
+    os.close(os.open(HERE / "../configs/low.bin", os.O_RDONLY))
+    exec((HERE / "../configs/more.py").read_text())
+    (HERE / "../configs/linked.json").read_text()
+    through(HERE / "../configs/by_library.txt")
+    importlib.import_module("reads_dynamic")
+    linecache.getline(str(HERE / "shown.py"), 1)
+    open(os.__file__).close(), open("/proc/self/stat").close(), open(os.devnull).close()
+    open(HERE / "../configs/large.bin", "rb").close()
+    open(HERE / "../site-packages/installed.json").close()
+    open(HERE / "../configs/written.txt", "w").close()
+    try:
+        open(HERE / "../configs/absent.txt")
+    except OSError:
+        pass
+"""
+
+
+def test_what_the_code_opens_counts_wherever_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for installed files, the system's, and very large ones."""
+    for folder in ("project", "configs", "site-packages"):
+        (tmp_path / folder).mkdir()
+    configs, project = tmp_path / "configs", tmp_path / "project"
+    for name in ("c.json", "low.bin", "more.py", "target.json", "by_library.txt", "by_fxc.txt"):
+        (configs / name).write_text("0")
+    (configs / "linked.json").symlink_to("target.json")
+    with open(configs / "large.bin", "wb") as large:
+        large.truncate(reads.LARGEST + 1)
+    (tmp_path / "site-packages" / "installed.json").touch()
+    library = tmp_path / "site-packages" / "reads_library.py"
+    library.write_text("def through(path):\n    return path.read_text()\n")
+    (project / "reads_dynamic.py").touch()
+    (project / "shown.py").touch()
+    (project / "asks.py").write_text(ASKS)
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    monkeypatch.syspath_prepend(project)
+    through = importlib.import_module("reads_library").through
+    module = load_file(project / "asks.py")
+    expected = {configs / name for name in ("c.json", "low.bin", "more.py", "linked.json", "by_library.txt")}
+    for _ in ("from the text of reads_dynamic", "from what Python kept of it"):
+        sys.modules.pop("reads_dynamic", None)
+        with reads.recorded(project) as read:
+            module.ask(through)
+        assert read.files() == expected | {project / "reads_dynamic.py"}
+
+
+def test_fxc_asks_for_itself(tmp_path: Path) -> None:
+    """What it opens beside model.yaml is no part of the model because of that; data there is, whoever opens it."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "model.yaml").write_text(
+        "model: {target: 'a:b'}\ndevice: cpu\ninputs: {x: {shape: [1], dtype: int8}}\n"
+    )
+    for directory, found in [(tmp_path / "project", set()), (tmp_path, {tmp_path / "model.yaml"})]:
+        with reads.recorded(directory) as read:
+            load_spec(tmp_path / "model.yaml")
+        assert read.files() == found

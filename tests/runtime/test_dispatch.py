@@ -75,7 +75,7 @@ def test_the_text_for_a_mutated_input_and_fixed_widths_on_cuda() -> None:
     assert "(_0_cache, n, _2_cache) = cache.shape" in text
     assert (
         "cache.dtype is _bfloat16 and cache.get_device() == 1 and _0_cache == 2 and _2_cache == 64 "
-        "and cache.is_contiguous() and cache.data_ptr() % 16 == 0\n"
+        "and cache.is_contiguous() and cache.data_ptr() % 16 == 0 and not cache.is_neg()\n"
     ) in text
     assert "= _contiguous(" not in text
     assert "_sizes" not in text
@@ -135,7 +135,7 @@ def test_quick_and_full_checks_agree_on_random_inputs() -> None:
     ranges = [box(n=2, m=2), box(n=(1, 4), m=(1, 2))]
     call = make(inputs, ranges)
     pick = random.Random(0)
-    accepted = 0
+    accepted = overlapping = 0
     for _ in range(3000):
         n, m = pick.randint(0, 5), pick.randint(0, 3)
         values: list[Any] = [
@@ -149,6 +149,12 @@ def test_quick_and_full_checks_agree_on_random_inputs() -> None:
             at = pick.randrange(4)
             if isinstance(values[at], torch.Tensor):
                 values[at] = spoil(values[at])
+        if pick.random() < 0.1 and all(isinstance(value, torch.Tensor) and value.is_cpu for value in values):
+            bytes_ = torch.zeros(400, dtype=torch.uint8)
+            x = bytes_[(start := 4 * pick.randint(0, 60)) :][: n * 12].view(torch.float32).view(n, 3)
+            y = bytes_[80 : 80 + n * m * 8].view(torch.int64).view(n, m)
+            values[:2] = x, y
+            overlapping += n * m > 0 and start < 80 + n * m * 8 and start + n * 12 > 80
         try:
             refuse(inputs, ranges, CPU, values, {}, {})
         except InputError:
@@ -159,6 +165,7 @@ def test_quick_and_full_checks_agree_on_random_inputs() -> None:
             assert call(*values) == (0 if (n, m) == (2, 2) else 1)
             accepted += 1
     assert 300 < accepted < 2700
+    assert overlapping > 30
 
 
 SPOILERS: tuple[Callable[[torch.Tensor], Any], ...] = (
@@ -169,6 +176,7 @@ SPOILERS: tuple[Callable[[torch.Tensor], Any], ...] = (
     lambda t: t.to("meta"),
     lambda t: t.to_sparse() if t.dim() and t.is_cpu else t,
     lambda t: t.conj(),
+    lambda t: t.to(torch.complex64).conj().imag if t.dtype == torch.float32 else t,
     lambda t: torch.nn.Parameter(t, requires_grad=False),
     lambda t: [t],
     lambda t: None,
@@ -185,3 +193,58 @@ def test_a_written_input_is_no_other_input() -> None:
     assert call(both, torch.zeros(4)) == 0
     with pytest.raises(InputError, match="input x is the same tensor as input cache, which the program writes into"):
         call(both, both)
+
+
+X = Input(name="x", shape=("n",), dtype="float32")
+CACHE = Input(name="cache", shape=("n",), dtype="float32", mutated=True)
+OTHER = Input(name="other", shape=("n",), dtype="float32", mutated=True)
+
+
+@pytest.mark.parametrize(
+    ("x", "cache", "fits"),
+    [
+        (slice(0, 4), slice(4, 8), True),
+        (slice(4, 8), slice(0, 4), True),
+        (slice(0, 4), slice(3, 7), False),
+        (slice(3, 7), slice(0, 4), False),
+        (slice(0, 8, 2), slice(7, 11), True),
+        (slice(0, 8, 2), slice(6, 10), False),
+    ],
+)
+def test_a_written_input_overlaps_no_other_input(x: slice, cache: slice, fits: bool) -> None:
+    base = torch.zeros(16)
+    for inputs in ([X, CACHE], [OTHER, CACHE]) if x.step is None else ([X, CACHE],):
+        call = make(inputs, [box(n=(1, 8))])
+        if fits:
+            assert call(base[x], base[cache]) == 0
+            continue
+        with pytest.raises(InputError) as info:
+            call(base[x], base[cache])
+        name, written = (inputs[0].name, "cache") if inputs[0] is X else ("cache", "other")
+        assert info.value.message == (
+            f"input {name} overlaps in memory with input {written}, which the program writes into"
+        )
+        assert info.value.hint == "pass a copy of it"
+
+
+def test_another_view_of_a_written_input_is_refused_and_inputs_that_are_only_read_may_overlap() -> None:
+    both = torch.zeros(4)
+    with pytest.raises(InputError, match="input x overlaps in memory with input cache"):
+        make([X, CACHE], [box(n=(1, 8))])(both, both.view_as(both))
+    read = [X, Input(name="y", shape=("n",), dtype="float32")]
+    assert make(read, [box(n=(1, 8))])(both, both) == 0
+    assert "apart" not in dispatch.source(read, [box(n=(1, 8))], CPU)
+    empty = torch.zeros(0)
+    assert make([X, CACHE], [box(n=(0, 8))])(empty, empty) == 0
+
+
+def test_a_negated_view_is_copied_and_one_that_is_written_refused() -> None:
+    """The imaginary part of a conjugate is contiguous, and holds the numbers with the other sign."""
+    values = torch.complex(torch.zeros(3), torch.ones(3)).conj()[:1].imag
+    assert values.is_contiguous()
+    assert values.is_neg()
+    steps = [lambda x: x]
+    call = dispatch.compile_call(dispatch.source([X], [box(n=(1, 8))], CPU), [X], [box(n=(1, 8))], CPU, steps)
+    assert (call(values).is_neg(), call(values).tolist()) == (False, [-1.0])
+    with pytest.raises(InputError, match="input cache is a lazy conjugate or negation"):
+        make([CACHE], [box(n=(1, 8))])(values)

@@ -10,7 +10,7 @@ import torch
 
 from fxc.errors import InputError, RunError
 from fxc.manifest import Input, Program
-from fxc.runtime import CacheFull, PagedCache, Sequence, load
+from fxc.runtime import CacheFullError, PagedCache, Sequence, load
 from fxc.runtime import Program as Loaded
 from fxc.shapes import Range
 from fxc.spec import KVCacheSpec
@@ -76,7 +76,7 @@ def test_a_full_cache_changes_nothing(program: Loaded) -> None:
     cache = PagedCache(program, 2)
     first, second = Sequence(), Sequence()
     cache.batch([(first, [1, 2, 3, 4])])
-    with pytest.raises(CacheFull, match="the batch needs 2 blocks more, 1 are free"):
+    with pytest.raises(CacheFullError, match="the batch needs 2 blocks more, 1 are free"):
         cache.batch([(first, [5]), (second, [6])])
     assert (first.length, first.blocks, second.length, cache.free_blocks) == (4, [0], 0, 1)
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ import pytest
 import torch
 from handmade import span
 
-from fxc.errors import InputError, RunError
+from fxc.errors import InputError, RunError, WeightError
 from fxc.manifest import Input, Program
 from fxc.runtime import load
 from fxc.shapes import Range
@@ -91,6 +93,74 @@ def test_a_tensor_subclass(program: Any) -> None:
         assert (out.tolist(), out.requires_grad) == ([OUT] * 3, False)
     with pytest.raises(InputError, match="input x is a Elsewhere, whose memory a compiled program cannot read"):
         program(x=torch.ones(3, 4).as_subclass(Elsewhere), scale=scale)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor(program: Any) -> None:
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=layout)
+        with pytest.raises(InputError, match="input x is a nested tensor, expected a torch.Tensor of one shape"):
+            program(x=nested, scale=torch.ones(3, 1))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_program_is_not_copied(program: Any, copied: Callable[[Any], Any]) -> None:
+    with pytest.raises(RunError) as info:
+        copied(program)
+    assert info.value.message == (
+        "a loaded program cannot be copied or pickled: it holds compiled code of this process"
+    )
+    assert info.value.hint == f"load it again instead: fxc.load('{program.manifest.hash}')"
+
+
+class Biased(torch.nn.Module):
+    """The module of the artifact, `bias` being a constant of its manifest."""
+
+    def __init__(self, bias: torch.Tensor, **kind: Any) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4, bias=False)
+        self.register_buffer("bias", bias, persistent=False)
+
+
+BIAS = torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("built", "bound", "fits"),
+    [
+        (BIAS, BIAS, True),
+        (BIAS, BIAS * 1.0005, True),
+        (BIAS, BIAS * 1.01, False),
+        (BIAS, BIAS.double() + 1, True),
+        (BIAS, BIAS[:2] + 1, True),
+        (BIAS, (BIAS + 1).to("meta"), True),
+        (torch.tensor([-torch.inf, torch.nan]), torch.tensor([-torch.inf, torch.nan]), True),
+        (torch.tensor([0.0, -torch.inf]), torch.tensor([0.0, -1e9]), False),
+        (torch.arange(2000), torch.arange(2000), True),
+        (torch.arange(2000), torch.arange(2000) + (torch.arange(2000) == 1999), False),
+        (torch.tensor([True, False]), torch.tensor([True, True]), False),
+        (torch.ones(2).bfloat16(), torch.full((2,), 1 + 2**-7).bfloat16(), True),
+        (torch.ones(2).bfloat16(), torch.full((2,), 1.25).bfloat16(), False),
+        (torch.ones(2).to(torch.float8_e4m3fn), torch.full((2,), 2.0).to(torch.float8_e4m3fn), False),
+        (torch.ones(2, dtype=torch.complex64), torch.full((2,), 1 + 1j), False),
+    ],
+)
+def test_a_bound_module_has_the_constants_of_the_build(
+    artifact: Make, built: torch.Tensor, bound: torch.Tensor, fits: bool
+) -> None:
+    program = load(artifact(constants={"bias": built}))
+    if fits:
+        program.bind(Biased(bound))
+        return
+    with pytest.raises(WeightError) as info:
+        program.bind(Biased(bound))
+    assert info.value.message == (
+        "buffer bias of the module has other values than when the program was built, which has its own: "
+        "it is not persistent"
+    )
+    assert info.value.hint.startswith("build the model again as it is now")
+    with pytest.raises(RunError, match="the program has no weights yet"):
+        program(**good())
 
 
 def test_strided_inputs_are_copied(compiled: Path) -> None:
@@ -201,4 +271,9 @@ def test_explain_and_sizes(program: Any) -> None:
         program.explain(tokens=1)
     with pytest.raises(InputError, match="no value for the dimension n"):
         program.explain()
+    with pytest.raises(InputError, match="explain takes values by name, expected n") as info:
+        program.explain(5)
+    assert info.value.hint == "write explain(n=5)"
+    with pytest.raises(InputError, match="n is '5', expected a whole number"):
+        program.explain(n="5")
     assert repr(program).endswith("on cpu: n=8; n=1..32; n=33..64>")

@@ -141,6 +141,11 @@ def test_one_name_in_two_files(tmp_path: Path) -> None:
             "weights linear.weight and head.weight differ, expected equal ones: the model ties them | "
             "bind the tensor under one of the names only",
         ),
+        (
+            {"linear.bias": torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged)},
+            "weight linear.bias is a nested tensor, expected a torch.Tensor of one shape | "
+            "pad it: torch.nested.to_padded_tensor(tensor, padding)",
+        ),
         ({"linear.bias": [1.0, 2.0]}, "weight linear.bias is list [1.0, 2.0], expected a torch.Tensor | "),
     ],
 )
@@ -185,6 +190,24 @@ def test_strided_weights_are_copied_and_mutated_ones_refused() -> None:
         "weight state has stride (1, 2) for shape (2, 2), expected a contiguous, aligned tensor because the program "
         "writes into it | "
     )
+
+
+def test_a_written_weight_overlaps_no_other_weight() -> None:
+    base = torch.zeros(16)
+    tensors = {"linear.bias": base[2:4], "state": base[4:8].view(2, 2)}
+    assert len(bind(tensors, B, STATE)) == 2
+    for bias in (base[3:5], base[6:8], base[3:13:9]):
+        assert message({**tensors, "linear.bias": bias}, B, STATE) == (
+            "weight state, which the program writes into, overlaps in memory with weight linear.bias | "
+            "bind a copy of one of them"
+        )
+    other = Weight(name="other", shape=(2, 2), dtype="float32", mutated=True)
+    assert message({**tensors, "other": tensors["state"]}, B, STATE, other).startswith(
+        "2 problems with the weights: weight state, which the program writes into, overlaps in memory with weight other"
+    )
+    tied = Weight(name="state", shape=(2, 2), dtype="float32", aliases=("again",), mutated=True)
+    assert len(bind({**tensors, "again": tensors["state"]}, B, tied)) == 2
+    assert len(bind({"linear.bias": base[:2], "linear.weight": base[:6].view(2, 3)})) == 2  # both are only read
 
 
 def test_a_failed_bind_leaves_the_program_as_it_was(artifact: Callable[..., Path]) -> None:

@@ -104,6 +104,18 @@ class OptionsInside(Options):
     split = ("zoo::mix",)
 
 
+class MadeOnDevice(Model):
+    """New tensors on the device of the input: by a cut, by ops inside a piece, and by ops that nothing but sizes enter."""
+
+    inputs = {"x": "float32[n, 8]", "device": "float32[n, 8]"}
+    split = ("zoo::made",)
+
+    def forward(self, x: Tensor, device: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.ops.zoo.made(x, device=x.device)
+        y = torch.ops.zoo.made(y + torch.arange(8, device=x.device), device=x.device)
+        return y + torch.zeros(x.shape[0], 8, device=x.device), torch.ones(x.shape[0], device=x.device) + device[:, 0]
+
+
 class ActInside(Model):
     """A custom op in a piece: it is called from the binary by name."""
 
@@ -205,6 +217,22 @@ class Random(Model):
         y = torch.ops.zoo.mix(a)
         b = F.dropout(y, 0.5, training=True) + torch.randn_like(y)
         return b, torch.randint(0, 9, (3,)), torch.bernoulli(torch.full((4,), 0.5))
+
+
+class Attends(Model):
+    """SDPA, which draws random numbers for its dropout only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x[None]
+        return nn.functional.scaled_dot_product_attention(y, y, y, is_causal=True)[0]
+
+
+class AttendsWithDropout(Model):
+    seeded = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x[None]
+        return nn.functional.scaled_dot_product_attention(y, y, y, dropout_p=0.25)[0]
 
 
 class Dropout(Model):

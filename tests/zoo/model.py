@@ -120,6 +120,15 @@ def _options(
     return out.to(dtype) if dtype is not None else out.clone()
 
 
+@op("made(Tensor x, *, Device? device=None) -> Tensor", fake=lambda x, *, device=None: torch.empty_like(x))
+def _made(x: Tensor, *, device: torch.device | None = None) -> Tensor:
+    """A new tensor, on the device that it is told."""
+    return torch.full(x.shape, 2.0, device=device)
+
+
+_LIBRARY.impl("made", _made, "CUDA")
+
+
 noted: list[int] = []
 """Rows of what `zoo::note` was called with."""
 

@@ -252,6 +252,38 @@ class BranchOnPart(Model):
         return y * 2 if rest.shape[0] >= 5 else y - 1
 
 
+class BranchInside(Model):
+    """Another path at one value in the middle of the second of two dimensions."""
+
+    inputs = {"x": "float32[batch, tokens, 8]"}
+    dims = {"batch": (1, 32), "tokens": (1, 512)}
+    calls = ((1, 1), (4, 128), (4, 127), (32, 512), (1, 128))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.zoo.mix(x)
+        return y * 2 if x.shape[1] == 128 else y - 1
+
+
+class BranchFar(Model):
+    """One value far from the lowest."""
+
+    dims = {"n": (1, 40_000)}
+    calls = ((1,), (7,), (20_000,), (19_999,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.zoo.mix(x)
+        return y * 2 if x.shape[0] == 20_000 else y - 1
+
+
+class Never(Model):
+    """A size that the model refuses."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] == 7:
+            raise ValueError("seven rows are too many")
+        return x
+
+
 class BranchConstants(Model):
     """Each side of a branch makes a constant of its own, which torch names like the other's."""
 
