@@ -26,7 +26,7 @@ def labels(cls: type[Model], **compile: object) -> list[tuple[str, str]]:
 
 def test_sizes_come_first_then_ranges_cut_at_branches() -> None:
     assert labels(sizes.BranchAbove, sizes=[8, 1], ranges=[16]) == [
-        ("n=8", "step_0"), ("n=1", "step_0"), ("n=1..8", "step_0"), ("n=9..16", "step_1"), ("n=17..64", "step_1"),
+        ("n=1", "step_0"), ("n=8", "step_0"), ("n=1..8", "step_0"), ("n=9..16", "step_1"), ("n=17..64", "step_1"),
     ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import torch
 
 from fxc import prove
 from fxc.errors import ProofError
-from fxc.prove import OUTLIERS, TOLERANCES, affordable, compare, jumps, row_errors, tolerance
+from fxc.prove import OUTLIERS, TOLERANCES, Jumps, affordable, compare, jumps, row_errors, tolerance
 
 PIECE = 'def piece(in_0: "f32[n, 8]"):\n    neg = torch.ops.aten.neg.default(in_0)  # f32[n, 8]\n    return (neg,)\n'
 
@@ -47,7 +47,7 @@ def test_integers_are_exact() -> None:
 )
 def test_ops_after_which_rows_may_jump(line: str, found: bool) -> None:
     text = f'def piece(in_0: "f32[n, 8]", in_1: "i64[n]"):\n    op = torch.ops.{line}\n    return (op,)\n'
-    assert jumps(text) == (({0} if found else set()), set())
+    assert jumps(text) == Jumps(frozenset({0} if found else ()), frozenset())
 
 
 def test_only_what_lies_behind_such_an_op_may_jump() -> None:
@@ -61,7 +61,7 @@ def piece(in_0: "f32[n, 8]", in_1: "f32[n, 8]", in_2: "i64[n]"):
     add = torch.ops.aten.add.Tensor(in_2, 1)  # i64[n]
     return (to, sum_1, add, values)
 """
-    assert jumps(text) == ({1, 3}, {1})
+    assert jumps(text) == Jumps(frozenset({1, 3}), frozenset({1}))
 
 
 def test_row_errors() -> None:
