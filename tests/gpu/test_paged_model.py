@@ -31,6 +31,8 @@ from fxc.runtime import PagedCache
 path, weights, prompts, new = sys.argv[1:]
 program = fxc.load(path).bind(weights)
 cache = PagedCache(program, 11)
+captured = program.capture()
+assert [size.size["num_requests"] for size in captured] == [2], captured
 requests = [Request(prompt, int(new)) for prompt in json.loads(prompts)]
 with torch.no_grad():
     generator = Generator(program, cache, tokens=8, requests=3)
