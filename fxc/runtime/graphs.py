@@ -80,7 +80,8 @@ class Graphs:
         """
         for entry in self.own:
             most = max(math.prod(size_at(part, wish.point) for part in entry.shape) for wish in wishes)
-            self._memory[entry.name] = torch.zeros(most, dtype=getattr(torch, entry.dtype), device=self.device)
+            pad = entry.pad if isinstance(entry.pad, int) else 0  # what is recorded runs: pad rows write no cache
+            self._memory[entry.name] = torch.full((most,), pad, dtype=getattr(torch, entry.dtype), device=self.device)
         pool = torch.cuda.graph_pool_handle()
         with torch.cuda.device(self.device), torch.no_grad():
             stream = torch.cuda.Stream()

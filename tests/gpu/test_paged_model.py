@@ -14,6 +14,7 @@ import torch
 
 import fxc
 from fxc.pipeline import BuildResult
+from fxc.runtime import PagedCache
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -59,7 +60,7 @@ def built(folder: Path) -> BuildResult:
 def test_attention_is_compiled_and_proved(built: BuildResult, folder: Path) -> None:
     manifest = fxc.load(built.hash, cache_dir=folder / "cache").manifest
     assert {piece.kind for pieces in manifest.pieces.values() for piece in pieces} == {"compiled"}
-    assert manifest.sizes == [{"num_tokens": 2, "num_requests": 2}, {"num_tokens": 2}]
+    assert manifest.sizes == [{"num_tokens": 2}, {"num_tokens": 2, "num_requests": 2}]
     assert (built.pieces, built.unique_pieces) == (5, 4)
     assert max(line.max_rel_err for line in manifest.proof) < 1e-3
 
@@ -73,6 +74,17 @@ def test_greedy_tokens_without_triton(built: BuildResult, folder: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [greedy(model, prompt) for prompt in PROMPTS]
+
+
+@torch.no_grad()
+def test_capturing_writes_no_cache(built: BuildResult, folder: Path) -> None:
+    program = fxc.load(built.hash, cache_dir=folder / "cache").bind(stock.stock(folder).cuda())
+    cache = PagedCache(program, 11)
+    for tensor in cache.tensors.values():
+        tensor.normal_()
+    before = {name: tensor.clone() for name, tensor in cache.tensors.items()}
+    program.capture()
+    assert all(torch.equal(cache.tensors[name], tensor) for name, tensor in before.items())
 
 
 def _path() -> str:
