@@ -1,6 +1,6 @@
 """Continuous batching on a loaded program: admit, prefill in chunks, decode, evict. Nothing but fxc.runtime is needed.
 
-    python examples/generate.py MODEL.YAML|HASH [--weights FOLDER] [--prompt 1,2,3 ...] [--new 16]
+    python examples/generate.py MODEL.YAML|HASH [--weights FOLDER] [--prompt 1,2,3 ...] [--new 16] [--blocks 512]
 
 Prompts and answers are token ids: a tokenizer is the server's own business.
 """

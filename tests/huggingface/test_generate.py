@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import fxc
 from examples.generate import Generator, Request
 from fxc import machine
+from fxc.errors import SpecError
 from fxc.plan import make_plan
 from fxc.runtime import PagedCache, Program
 from fxc.spec import load_spec
 from tests.building import program_of
+from tests.conftest import ROOT
 from tests.huggingface import stock
 
 PROMPTS = [[5, 17, 3], [11], [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19], [50, 51, 52, 53, 54, 55, 56]]
@@ -50,3 +55,42 @@ def test_greedy_tokens(tmp_path: Path, architecture: str) -> None:
     assert [request.answer for request in requests] == [greedy(model, prompt) for prompt in PROMPTS]
     assert generator.evictions > 0
     assert cache.free_blocks == 11
+
+
+def test_the_example_as_a_program(tmp_path: Path) -> None:
+    """Built, loaded by its path, with the weights of a checkpoint."""
+    path = stock.write(tmp_path, "llama", level=0)
+    path.write_text(path.read_text() + PAGED)
+    model = stock.stock(tmp_path)
+    model.save_pretrained(tmp_path)
+    built = fxc.build(path, cache_dir=tmp_path / "cache")
+    command = [sys.executable, "examples/generate.py", built.path, "--weights", str(tmp_path), "--blocks", "16"]
+    command += [
+        "--new",
+        str(NEW),
+        *(word for prompt in PROMPTS[:2] for word in ("--prompt", ",".join(map(str, prompt)))),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    answers = [line.partition(" -> ")[2] for line in done.stdout.splitlines()]
+    assert answers == [",".join(map(str, greedy(model, prompt))) for prompt in PROMPTS[:2]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("inputs: {input_ids: {shape: [num_tokens], dtype: int64}}", "inputs: those of a model with kv_cache follow"),
+        ("dims: {tokens: {min: 1, max: 2}}", "dims.tokens: no input has this dimension"),
+    ],
+)
+def test_what_kv_cache_does_not_go_with(tmp_path: Path, change: str, message: str) -> None:
+    path = stock.write(tmp_path, "llama", level=0)
+    path.write_text(path.read_text() + f"kv_cache: {{block_size: 4}}\n{change}\n")
+    with pytest.raises(SpecError, match=message):
+        make_plan(load_spec(path), tmp_path, machine.probe("cpu"))
+
+
+def test_encoders_keep_nothing(tmp_path: Path) -> None:
+    path = stock.write(tmp_path, "bert", level=0)
+    path.write_text(path.read_text() + "kv_cache: {block_size: 4}\n")
+    with pytest.raises(SpecError, match=r"kv_cache: .*config.json is an encoder, which keeps no keys and values"):
+        make_plan(load_spec(path), tmp_path, machine.probe("cpu"))
