@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from fxc.plan import Plan
 
 ROOT = Path(__file__).parent.parent
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell runs its background jobs so, and children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Built(NamedTuple):
