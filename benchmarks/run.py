@@ -6,8 +6,10 @@ python benchmarks/run.py [build] [load] [call] [others] [--device cuda] [--layer
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -36,6 +38,7 @@ class Bench:
         self.device, self.name, self.layers, self.repeats = device, name, layers, repeats
         self.deadline = time.monotonic() + limit
         self.scratch = Path(tempfile.mkdtemp(prefix="fxc-bench-"))
+        atexit.register(shutil.rmtree, self.scratch, ignore_errors=True)
         self.found: dict[str, Any] = {"machine": machine(device), "sizes": SIZES, "dtype": DTYPES[device]}
         self.found["widths"] = WIDTHS[device]
         self.table: list[str] = []

@@ -39,8 +39,7 @@ ALL = [cls for module in (weights, memory, outputs, sizes, calls) for cls in bui
 RIGHT = [cls for cls in ALL if cls not in REFUSED]
 
 COMPILED: list[type[Model]] = [
-    memory.ChunkWritten, memory.SliceWritten, memory.WrittenBuffers, sizes.Arithmetic, sizes.BatchSeq, calls.ActInside,
-    calls.Turned, weights.Strided,
+    memory.SliceWritten, memory.WrittenBuffers, calls.ActInside, calls.Turned, weights.Strided,
 ]  # fmt: skip
 """Few: each binary takes seconds."""
 

@@ -111,8 +111,8 @@ class Program:
         Binding anew drops the graphs. Other sizes run as before, or padded where inputs say what with.
 
         Args:
-            mode: `full` or `none` (drops the graphs); `full_and_piecewise` is `full` in this release. By default what
-                the manifest says.
+            mode: `full` or `none` (drops the graphs). By default what the manifest says, of which this release does
+                whole steps: `full_and_piecewise` is `full`, and `piecewise` captures nothing.
             sizes: by default `cudagraph.sizes` of the manifest, then its compiled sizes.
             copy: copy results, which otherwise are overwritten by the next call.
 
@@ -123,13 +123,13 @@ class Program:
             InputError: a size that no program serves.
             RunError: weights or bound inputs are missing, or an op cannot be captured.
         """
-        mode = mode or self.manifest.spec.cudagraph.mode
-        if mode not in ("none", "full", "full_and_piecewise"):
+        if mode not in (None, "none", "full"):
             raise UsageError(f"capture mode {mode!r}, expected full or none", "this release captures whole steps")
+        mode = mode or self.manifest.spec.cudagraph.mode
         if not self._steps:
             self._unbound()
         self._serve(self._steps)
-        if mode == "none" or self.device.type == "cpu":
+        if mode in ("none", "piecewise") or self.device.type == "cpu":
             return []
         held = dict(zip([w.name for w in self.manifest.weights], self._weights or (), strict=True))
         held |= dict(zip([c.name for c in self.manifest.constants], self._constants, strict=True))
@@ -145,11 +145,8 @@ class Program:
         spec = self.manifest.spec
         listed = sizes if sizes is not None else spec.cudagraph.sizes or spec.compile.sizes
         names = [name for name, _, _ in self.ranges[0].bounds]
-        fixed = {name: low for name, low, high in self.ranges[0].bounds if low == high and name not in spec.dims}
-        points = [
-            {**fixed, **(self._bound_dims or {}), **size}
-            for size in named_values(spec, [n if isinstance(n, int) else dict(n) for n in listed], "sizes")
-        ]
+        named = named_values(spec, [n if isinstance(n, int) else dict(n) for n in listed], "sizes") if names else [{}]
+        points = [{**(self._bound_dims or {}), **size} for size in named]
         return [{name: point[name] for name in names} for point in points if set(names) <= point.keys()]
 
     def explain(self, /, *args: Any, **dims: int) -> Explanation:
