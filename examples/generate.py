@@ -86,7 +86,7 @@ class Generator:
     def _choose(self) -> list[tuple[Request, Sequence[int]]]:
         """Who takes part in the next step with which tokens; those that decode come first."""
         left = self.tokens
-        chosen = []
+        chosen: list[tuple[Request, Sequence[int]]] = []
         for request in sorted(self.running, key=lambda request: len(request.rest)):
             ids = request.rest[:left]
             if ids:

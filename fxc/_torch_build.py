@@ -245,7 +245,7 @@ def _keep_registers() -> None:
             made["maxnreg"] = registers
         return made
 
-    CachingAutotuner._create_compile_options = options
+    CachingAutotuner._create_compile_options = options  # type: ignore[method-assign, assignment]
 
 
 _PRELOADED = (

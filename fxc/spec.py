@@ -296,8 +296,8 @@ def _check_input(spec: Spec, name: str, entry: InputSpec, where: str) -> None:
             raise _fail(where, f"inputs.{name}.shape", f"dimension {dim!r} has no bounds in dims", hint)
         if dim and spec.dims[dim].min + more < 0:
             raise _fail(where, f"inputs.{name}.shape", f"{part!r} is below 0 at {dim} = {spec.dims[dim].min}")
-    highest = {dim: bounds.max for dim, bounds in spec.dims.items()}
-    most = math.prod(max(size_at(part, highest), 1) for part in entry.shape)
+    upper = {dim: bounds.max for dim, bounds in spec.dims.items()}
+    most = math.prod(max(size_at(part, upper), 1) for part in entry.shape)
     if most > MOST_ELEMENTS:
         large = f"{shown([*entry.shape])} is up to {most} elements, expected at most {MOST_ELEMENTS}"
         raise _fail(where, f"inputs.{name}.shape", large, "lower a size, or the max of a dimension")

@@ -141,9 +141,9 @@ def _paged_forward(cls: Any, names: Sequence[str]) -> Callable[..., Tensor]:
     """forward of the inputs `names`, the last of which are the caches of all layers."""
 
     def forward(self: Any, **inputs: Tensor) -> Tensor:
-        input_ids, positions, *metadata = (inputs[name] for name in names[:6])
+        input_ids, positions, slots, table, lengths, starts = (inputs[name] for name in names[:6])
         caches = [inputs[name] for name in names[6:]]
-        with hf_attention.paged(Paged(*metadata, caches[::2], caches[1::2])):
+        with hf_attention.paged(Paged(slots, table, lengths, starts, caches[::2], caches[1::2])):
             out = cls.forward(self, input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
         logits: Tensor = out.logits
         return logits[0]

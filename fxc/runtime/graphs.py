@@ -172,7 +172,7 @@ class Graphs:
         for entry, buffer, tensor in zip(self.own, graph.buffers, given, strict=True):
             if len(buffer) > len(tensor):
                 rest = buffer[len(tensor) :]
-                rest.copy_(tensor[-1:]) if entry.pad == "last" else rest.fill_(entry.pad)
+                rest.fill_(entry.pad) if isinstance(entry.pad, int) else rest.copy_(tensor[-1:])
 
     def _cut(self, graph: _Graph, point: Mapping[str, int]) -> Any:
         """The results of the rows that are real."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from generate import Generator, Request
 
 import fxc
-from examples.generate import Generator, Request
 from fxc import machine
 from fxc.errors import SpecError
 from fxc.plan import make_plan
