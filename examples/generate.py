@@ -1,4 +1,4 @@
-"""Continuous batching on a loaded program: admit, prefill in chunks, decode, evict. Nothing but fxc.runtime is needed.
+"""Continuous batching on a loaded program: admit, prefill in chunks, decode, evict.
 
     python examples/generate.py MODEL.YAML|HASH [--weights FOLDER] [--prompt 1,2,3 ...] [--new 16] [--blocks 512]
 
@@ -37,7 +37,7 @@ class Request:
 
     @property
     def done(self) -> bool:
-        return len(self.answer) == self.new
+        return len(self.answer) >= self.new
 
 
 class Generator:
@@ -114,8 +114,7 @@ def main() -> None:
     options = parser.parse_args()
     program = fxc.load(options.ref)
     generator = torch.Generator(program.device).manual_seed(0)
-    random = {weight.name: make_weight(weight, generator) for weight in program.manifest.weights}
-    program.bind(options.weights or random)
+    program.bind(options.weights or {w.name: make_weight(w, generator) for w in program.manifest.weights})
     cache = PagedCache(program, options.blocks)
     prompts = [[int(token) for token in text.split(",")] for text in options.prompt or ["1,2,3", "4,5,6,7,8,9,10"]]
     requests = [Request(prompt, options.new) for prompt in prompts]

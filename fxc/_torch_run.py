@@ -136,7 +136,17 @@ def _weak(tensor: torch.Tensor) -> torch.Tensor:
 
 def copy_all(into: list[torch.Tensor], values: Iterable[torch.Tensor]) -> None:
     """Copy tensors of several dtypes, those of one dtype in one launch."""
-    find(COPY)(into, list(values))
+    if into:
+        find(COPY)(into, list(values))
+
+
+def only_tensors(value: Any) -> bool:
+    """Whether results are tensors and None in tuples, lists and dicts."""
+    if isinstance(value, dict):
+        return all(map(only_tensors, value.values()))
+    if isinstance(value, (tuple, list)):
+        return all(map(only_tensors, value))
+    return value is None or isinstance(value, torch.Tensor)
 
 
 def tree_map(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:

@@ -193,7 +193,7 @@ class Manifest(_Record, frozen=True, kw_only=True):
     outputs: str
     """The output's structure as Python source, `(logits, {"hidden": h})`, for people."""
     results: tuple[Tensor, ...] = ()
-    """The tensors in it, in that order."""
+    """The tensors in it, in that order; none where graphs for several ranges describe them differently."""
     weights: tuple[Weight, ...]
     constants: tuple[Constant, ...]
     unused_weights: tuple[str, ...] = ()

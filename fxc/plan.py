@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -16,20 +16,19 @@ from safetensors.torch import save as save_tensors
 
 import fxc.ops
 from fxc import identity, lower, prove, stitch, trace
-from fxc import manifest as manifest_records
 from fxc._torch_build import OpOverload, schema
 from fxc.aside import kept_aside
 from fxc.cache import key
 from fxc.cases import cover
 from fxc.errors import SpecError, TraceError
 from fxc.graph_run import seeded
-from fxc.graph_text import parse_layout, print_graph
+from fxc.graph_text import print_graph
 from fxc.manifest import FORMAT, Constant, CustomOp, Factor, Input, Manifest, Piece, Program, Source, Weight
 from fxc.models import ModelSource, cache_inputs, expected_ops, instantiate, reads, resolve, stored_names
+from fxc.output import common_results
 from fxc.partition import Partition, check_splitting_ops, partition
 from fxc.passes import PIPELINE
 from fxc.region import OWN_NAMESPACES, Call
-from fxc.scalars import is_scalar
 from fxc.shapes import Range
 from fxc.spec import Spec, check_spec
 from fxc.target import Target
@@ -257,7 +256,7 @@ def _assemble(
             for name, entry in spec.inputs.items()
         ),
         outputs=stitch.output_text(traces[0].output),
-        results=tuple(_results(traces[0])),
+        results=common_results(traces),
         weights=tuple(msgspec.structs.replace(w, mutated=w.name in mutated) for w in used_weights),
         constants=tuple(
             Constant(name=name, shape=tuple(tensor.shape), dtype=_dtype(tensor), mutated=name in mutated)
@@ -272,17 +271,6 @@ def _assemble(
         tolerances=prove.TOLERANCES,
     )
     return manifest, files, units
-
-
-def _results(traced: Traced) -> Iterator[manifest_records.Tensor]:
-    """The tensors that the graph returns, with their sizes as expressions of dimensions."""
-    leaves: list[torch.fx.Node] = []
-    torch.fx.node.map_arg(traced.output, lambda node: leaves.append(node))
-    for node in leaves:
-        if not is_scalar(node):
-            dtype, sizes, _ = parse_layout(node.meta["layout"])
-            shape = tuple(int(size) if size.isdigit() else size for size in sizes)
-            yield manifest_records.Tensor(name=node.name, shape=shape, dtype=str(dtype).removeprefix("torch."))
 
 
 def _dtype(tensor: torch.Tensor) -> str:
@@ -378,6 +366,10 @@ def _factors(
         ("lowering", lower.VERSION),
         ("passes", msgspec.json.encode(spec.passes, order="deterministic").decode()),
         ("constants", key.digest(constants)),
+        (
+            "kernels",
+            lower.KERNELS if target.device == "cuda" and any(c.piece.custom_ops for c in unique.values()) else "",
+        ),
         ("weights", key.digest(bound)),
         ("torch", target.torch),
         ("triton", target.triton),

@@ -82,9 +82,6 @@ def warm(
         if run:
             with clock.phase("first_step"):
                 _run_all(program, artifact.manifest)
-            if program.device.type == "cuda":
-                with clock.phase("capture"):
-                    program.capture()
     return WarmResult(
         hash=artifact.manifest.hash, hit=not built, built=built, ready=True, sizes=artifact.manifest.sizes,
         seconds=clock.seconds(), compilations=len(processes),

@@ -66,6 +66,11 @@ def parse_size(part: int | str) -> tuple[str, int]:
     return match[1], int(match[3] or 0) * (-1 if match[2] == "-" else 1)
 
 
+def is_size(part: int | str) -> bool:
+    """Whether `parse_size` reads it: a number, or a name, maybe with a number added."""
+    return isinstance(part, int) or _SIZE.fullmatch(part.strip()) is not None
+
+
 def size_at(part: int | str, values: Mapping[str, int]) -> int:
     """A size of an input, where the dimensions have these values."""
     name, more = parse_size(part)

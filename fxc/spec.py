@@ -135,7 +135,8 @@ def named_values(spec: Spec, values: Iterable[int | Mapping[str, int]], key: str
         if isinstance(value, int):
             if spec.kv_cache is not None:
                 most = spec.dims[REQUESTS].max if REQUESTS in spec.dims else value
-                named += [{TOKENS: value, REQUESTS: value}] if value <= most else []
+                if key != "compile.ranges" and value <= most:
+                    named.append({TOKENS: value, REQUESTS: value})
                 value = {TOKENS: value}
             elif len(spec.dims) != 1:
                 raise SpecError(
@@ -301,6 +302,8 @@ def _check_input(spec: Spec, name: str, entry: InputSpec, where: str) -> None:
     if most > MOST_ELEMENTS:
         large = f"{shown([*entry.shape])} is up to {most} elements, expected at most {MOST_ELEMENTS}"
         raise _fail(where, f"inputs.{name}.shape", large, "lower a size, or the max of a dimension")
+    if entry.pad is not None:
+        _check_pad(name, entry, where)
     if entry.values is not None:
         low, high = entry.values
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -315,6 +318,15 @@ def _check_input(spec: Spec, name: str, entry: InputSpec, where: str) -> None:
             raise _fail(where, f"inputs.{name}.values", f"[{low:g}, {high:g}] holds no whole number", hint)
 
 
+def _check_pad(name: str, entry: InputSpec, where: str) -> None:
+    if not entry.shape or any(isinstance(part, str) for part in entry.shape[1:]):
+        hint = "only the first size of a padded input may be a dimension"
+        raise _fail(where, f"inputs.{name}.pad", f"{shown([*entry.shape])} cannot be padded by rows", hint)
+    lowest, highest = _VALUES.get(entry.dtype, (-math.inf, math.inf))
+    if isinstance(entry.pad, int) and not lowest <= entry.pad <= highest:
+        raise _fail(where, f"inputs.{name}.pad", f"{entry.dtype} cannot hold {entry.pad}", "")
+
+
 def _size_lists(spec: Spec) -> tuple[tuple[str, tuple[int | dict[str, int], ...]], ...]:
     return (
         ("compile.sizes", spec.compile.sizes),
@@ -324,7 +336,7 @@ def _size_lists(spec: Spec) -> tuple[tuple[str, tuple[int | dict[str, int], ...]
 
 
 def _check_sizes(spec: Spec, where: str, key: str, values: tuple[int | dict[str, int], ...]) -> None:
-    if not values or (not spec.dims and not spec.inputs):  # the config of a Hugging Face model gives inputs and dims
+    if not values or not spec.inputs:  # the config of a Hugging Face model gives inputs and dims
         return
     if not spec.dims:
         raise _fail(where, key, f"{shown(values[0])} is for no dimension: dims is empty", "name one in dims")

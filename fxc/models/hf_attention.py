@@ -131,6 +131,9 @@ def route(module: nn.Module, causal: bool, *, paged: bool = False) -> list[KeyVa
         raise TraceError(
             f"{name}: {type(layer).__name__} has its own attention, which cannot be routed to fxc::attention"
         )
+    kinds = set(getattr(getattr(module, "config", None), "layer_types", None) or ())
+    if paged and (getattr(module, "_is_stateful", False) or any("attention" not in k or "linear" in k for k in kinds)):
+        raise TraceError(f"{name} has layers with a state of another kind than keys and values", "remove kv_cache")
     kept = [layout for _, _, layout in _seen]
     if paged and len({id(layer) for layer, _, _ in _seen}) < len(_seen):
         raise TraceError(f"{name} calls an attention layer twice, which would share one key/value cache")

@@ -12,7 +12,7 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 from fxc import _torch_run
 from fxc.errors import RunError
 from fxc.manifest import Input, Tensor
-from fxc.shapes import dims_of, parse_size, point_label, size_at
+from fxc.shapes import dims_of, is_size, parse_size, point_label, size_at
 
 Step = Callable[..., Any]
 
@@ -50,13 +50,14 @@ class Graphs:
 
     def __init__(
         self, inputs: Sequence[Input], results: Sequence[Tensor], held: Mapping[str, torch.Tensor],
-        device: torch.device, *, copy: bool,
+        written: Collection[str], device: torch.device, *, copy: bool,
     ) -> None:  # fmt: skip
         """
         Args:
             inputs: of the program, in order.
             results: of the program, in order.
             held: what the program reads where it lies, by name: weights, constants, bound inputs.
+            written: names of weights and constants that it writes into.
             copy: whether results are copied, so that they stay as they are at the next call.
         """
         self.inputs, self.results, self.held = inputs, results, dict(held)
@@ -65,7 +66,15 @@ class Graphs:
         self.own = [entry for entry in inputs if not entry.bound]
         self.positions = [position for position, entry in enumerate(inputs) if not entry.bound]
         self.dims = list(dict.fromkeys(name for entry in self.own for name in dims_of(entry.shape)))
-        self.pads = all(entry.pad is not None for entry in self.own)
+        plain = all(is_size(part) for tensor in results for part in tensor.shape)
+        self.pads = bool(results) and plain and all(entry.pad is not None for entry in self.own)
+        for entry in self.own:
+            if entry.mutated:
+                raise RunError(
+                    f"the program writes into input {entry.name}, which a replay would do to a copy of it",
+                    "declare the input with `bound: true`, and hand it over with program.bind_inputs",
+                )
+        self._written = [tensor for name, tensor in held.items() if name in written]
         self._tensors = list(self.held.values())
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self._busy = threading.Lock()
@@ -90,6 +99,7 @@ class Graphs:
 
     def _record(self, wish: Wish, pool: Any, stream: torch.cuda.Stream) -> None:
         start, before = time.perf_counter(), torch.cuda.memory_reserved()
+        kept = [(tensor, tensor.clone()) for tensor in self._written]
         buffers = [
             self._memory[entry.name][: math.prod(shape)].view(shape)
             for entry in self.own
@@ -100,18 +110,24 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            wish.step(*arguments)  # loads kernels and makes workspaces, which cannot be done while recording
-            stream.synchronize()
-            # Not torch.cuda.graph: it collects garbage and empties the allocator's cache for each graph.
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                result = wish.step(*arguments)
+                wish.step(*arguments)  # loads kernels and makes workspaces, which cannot be done while recording
+                stream.synchronize()
+                # Not torch.cuda.graph: it collects garbage and empties the allocator's cache for each graph.
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    result = wish.step(*arguments)
+                except BaseException:
+                    with contextlib.suppress(RuntimeError):
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
             except Exception as error:
-                with contextlib.suppress(RuntimeError):
-                    graph.capture_end()
                 raise _failed(wish.point, error) from error
-            graph.capture_end()
+            for tensor, value in kept:
+                tensor.copy_(value)
         torch.cuda.current_stream().wait_stream(stream)
+        self.pads = self.pads and _torch_run.only_tensors(result)
         result = _torch_run.without_owner(result)  # smaller sizes use its memory as well
         self._graphs[self._key(wish.point)] = _Graph(dict(wish.point), graph.replay, graph, buffers, result)
         grown = torch.cuda.memory_reserved() - before
@@ -180,8 +196,8 @@ class Graphs:
 
         def cut(tensor: torch.Tensor) -> torch.Tensor:
             for axis, part in enumerate(next(shapes).shape):
-                if isinstance(part, str) and part in point:
-                    tensor = tensor.narrow(axis, 0, point[part])
+                if isinstance(part, str) and parse_size(part)[0] in point:
+                    tensor = tensor.narrow(axis, 0, size_at(part, point))
             return tensor
 
         return _torch_run.tree_map(cut, graph.result)

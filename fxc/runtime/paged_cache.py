@@ -59,6 +59,9 @@ class PagedCache:
         }
         (table,) = (entry for entry in manifest.inputs if entry.name == "block_table")
         self.max_blocks = int(table.shape[1])
+        (positions,) = (entry for entry in manifest.inputs if entry.name == "positions")
+        self.max_tokens = int(positions.values[1]) if positions.values else self.max_blocks * self.block_size
+        """Longest sequence."""
         program.bind_inputs(self.tensors)
         self._free = list(range(num_blocks - 1, -1, -1))
 
@@ -87,13 +90,22 @@ class PagedCache:
 
         Raises:
             CacheFullError: not enough free blocks.
-            RunError: no tokens for a sequence, or more than `max_blocks` blocks hold.
+            RunError: no tokens for a sequence, more than `max_tokens`, a sequence that comes twice, or more tokens or
+                sequences than the program takes in a call. Nothing has changed then.
         """
+        if len({id(sequence) for sequence, _ in entries}) < len(entries):
+            raise RunError("a sequence is in the batch twice", "hand over all its new tokens as one entry")
+        bounds = self.program.manifest.spec.dims
+        for name, count in (("num_requests", len(entries)), ("num_tokens", sum(len(ids) for _, ids in entries))):
+            if name in bounds and count > bounds[name].max:
+                raise RunError(
+                    f"the batch has {name} = {count}, expected at most {bounds[name].max}", "make it smaller"
+                )
         for number, (sequence, ids) in enumerate(entries):
             if not ids:
                 raise RunError(f"entry {number} of the batch has no tokens")
-            longest = self.max_blocks * self.block_size
-            if sequence.length + len(ids) > longest:
+            if sequence.length + len(ids) > self.max_tokens:
+                longest = self.max_tokens
                 raise RunError(
                     f"entry {number} of the batch has {sequence.length + len(ids)} tokens, expected at most {longest}",
                     "build with a larger kv_cache.max_tokens",

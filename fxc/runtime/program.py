@@ -15,7 +15,7 @@ from fxc.manifest import Manifest
 from fxc.runtime import dispatch, weights
 from fxc.runtime.graphs import Graphs, Recorded, Wish
 from fxc.runtime.inputs import check_bound, plain, refuse
-from fxc.shapes import Range, select
+from fxc.shapes import Range, point_label, select
 from fxc.spec import named_values
 
 Factory = Callable[[Sequence[torch.Tensor]], Callable[..., Any]]
@@ -120,8 +120,9 @@ class Program:
             What was captured, largest first, with bytes and seconds. Nothing on the CPU.
 
         Raises:
-            InputError: a size that no program serves.
-            RunError: weights or bound inputs are missing, or an op cannot be captured.
+            InputError: a size that no program serves, or that leaves a dimension free.
+            RunError: weights or bound inputs are missing, an op cannot be captured, or the program writes into an input
+                that is not bound.
         """
         if mode not in (None, "none", "full"):
             raise UsageError(f"capture mode {mode!r}, expected full or none", "this release captures whole steps")
@@ -133,7 +134,10 @@ class Program:
             return []
         held = dict(zip([w.name for w in self.manifest.weights], self._weights or (), strict=True))
         held |= dict(zip([c.name for c in self.manifest.constants], self._constants, strict=True))
-        graphs = Graphs(self.manifest.inputs, self.manifest.results, held | self._inputs, self.device, copy=copy)
+        written = {weight.name for weight in self.manifest.weights if weight.mutated}
+        written |= {constant.name for constant in self.manifest.constants if constant.mutated}
+        results = self.manifest.results
+        graphs = Graphs(self.manifest.inputs, results, held | self._inputs, written, self.device, copy=copy)
         wishes = [Wish(point, self._steps[select(self.ranges, point)]) for point in self._points(sizes)]
         if wishes:
             graphs.record(wishes)
@@ -143,10 +147,17 @@ class Program:
     def _points(self, sizes: Iterable[int | Mapping[str, int]] | None) -> list[dict[str, int]]:
         """Values of all dimensions for each size; sizes that leave one free cannot be captured."""
         spec = self.manifest.spec
-        listed = sizes if sizes is not None else spec.cudagraph.sizes or spec.compile.sizes
+        compiled = spec.compile.sizes if spec.cudagraph.sizes is None else spec.cudagraph.sizes
+        listed = compiled if sizes is None else list(sizes)
         names = [name for name, _, _ in self.ranges[0].bounds]
         named = named_values(spec, [n if isinstance(n, int) else dict(n) for n in listed], "sizes") if names else [{}]
-        points = [{**(self._bound_dims or {}), **size} for size in named]
+        points = [{**size, **(self._bound_dims or {})} for size in named]
+        for point in points if sizes is not None and spec.kv_cache is None else []:
+            if odd := set(names) ^ point.keys():
+                raise InputError(
+                    f"sizes: {point_label(point)} is no size to capture: {', '.join(sorted(odd))}",
+                    f"give a value of each of {', '.join(names)}",
+                )
         return [{name: point[name] for name in names} for point in points if set(names) <= point.keys()]
 
     def explain(self, /, *args: Any, **dims: int) -> Explanation:
@@ -234,7 +245,7 @@ class Program:
         asked = ", ".join(f"{name} = {dims[name]}" for name, _, _ in box.bounds)
         if not box.bounds:
             return "the program has one static shape"
-        if box.is_size:
+        if box.free < max(other.free for other in self.ranges) or box.is_size:
             return f"{asked} is one of the compiled sizes"
         sizes = ", ".join(str(size) for size in self.sizes) or "none"
         return f"{asked} is not one of the compiled sizes ({sizes}) and lies in this range"

@@ -78,7 +78,7 @@ def test_the_example_as_a_program(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("inputs: {input_ids: {shape: [num_tokens], dtype: int64}}", "inputs: those of a model with kv_cache follow"),
+        ("inputs: {input_ids: {shape: [8], dtype: int64}}", "inputs: those of a model with kv_cache follow"),
         ("dims: {tokens: {min: 1, max: 2}}", "dims.tokens: no input has this dimension"),
     ],
 )
