@@ -106,9 +106,11 @@ def loaded(config: Mapping[str, Any]) -> dict[str, Any]:
     after_bind = finish(config)
     steps, first = run_each(config, lambda _: program)
     ready = finish(config) - begin
-    heavy = {"torch._dynamo", "torch._inductor", "sympy", "triton"} & set(sys.modules)
     phases = {"import": after_import - begin, "load": after_load - after_import, "bind": after_bind - after_load}
-    return phases | {"first": first, "ready": ready, "imported": sorted(heavy)} | checked(config, model, steps)
+    from fxc.runtime import compilers_imported
+
+    found = {"first": first, "ready": ready, "imported": compilers_imported()}
+    return phases | found | checked(config, model, steps)
 
 
 def compiled(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -160,3 +160,11 @@ def tree_map(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(tree_map(change, item) for item in value)
     return value
+
+
+COMPILERS = ("torch._dynamo", "torch._inductor", "sympy", "triton")
+
+
+def compilers_imported() -> list[str]:
+    """Which of the compilers and what they bring along this process has imported: none for a loaded program."""
+    return [name for name in COMPILERS if name in sys.modules]

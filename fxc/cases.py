@@ -23,7 +23,7 @@ from torch import fx
 from fxc import graph_run
 from fxc.errors import TraceError
 from fxc.graph_text import print_graph, rename
-from fxc.prove import row_errors, tolerance
+from fxc.prove import accepted, largest_error, tolerance
 from fxc.scalars import WORD, evaluate, is_scalar
 from fxc.shapes import Range
 from fxc.trace import Narrowed
@@ -242,5 +242,4 @@ def _runs_equal(general: Traced, special: Traced, point: Mapping[str, int]) -> b
 def _close(a: torch.Tensor, b: torch.Tensor, limit: float) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    errors = row_errors(a, b)
-    return not errors.numel() or float(errors.max()) <= (limit if a.is_floating_point() or a.is_complex() else 0.0)
+    return largest_error(a, b) <= accepted(a.dtype, limit)

@@ -128,7 +128,7 @@ def compare(
         errors = row_errors(have, want)
         if not errors.numel():
             continue
-        bad = int((errors > (limit if want.is_floating_point() or want.is_complex() else 0.0)).sum())
+        bad = int((errors > accepted(want.dtype, limit)).sum())
         spare = index in behind.results if index < results else index - results in behind.inputs
         if bad > (OUTLIERS * errors.numel() if spare else 0) or (bad and bool(errors.isinf().any())):
             raise ProofError(
@@ -138,6 +138,17 @@ def compare(
         worst = max(worst, float(errors.max()))
         excused += bad
     return {"max_rel_err": worst, "tolerance": limit, "excused": excused}
+
+
+def largest_error(have: torch.Tensor, want: torch.Tensor) -> float:
+    """The largest of `row_errors`; 0 for empty tensors."""
+    errors = row_errors(have, want)
+    return float(errors.max()) if errors.numel() else 0.0
+
+
+def accepted(dtype: torch.dtype, limit: float) -> float:
+    """What error a tensor of this dtype may have: integers must be equal."""
+    return limit if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
 def strides(tensor: torch.Tensor) -> list[int]:

@@ -19,7 +19,7 @@ from fxc.errors import ProofError
 from fxc.graph_text import print_graph
 from fxc.manifest import Proof, Unproved
 from fxc.partition import Partition
-from fxc.prove import row_errors, tolerance
+from fxc.prove import accepted, largest_error, tolerance
 from fxc.scalars import evaluate, is_scalar
 from fxc.shapes import Range, point_label
 
@@ -96,7 +96,7 @@ class _Step:
             raise ProofError(f"{where}: {error}", hint) from None
         except Exception as error:  # made-up numbers that the model has no answer to, a device that is not here
             return f"eager fails on made-up inputs: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        if any(_error(a, b) > limit for a, b in zip(expected, again, strict=True)):
+        if any(largest_error(a, b) > limit for a, b in zip(expected, again, strict=True)):
             return "eager does not equal itself"
         given = graph_run.own(traced, tensors)
         try:
@@ -129,15 +129,10 @@ class _Step:
         if not isinstance(have, torch.Tensor) or have.shape != want.shape or have.dtype != want.dtype:
             shown = f"{have.dtype}{list(have.shape)}" if isinstance(have, torch.Tensor) else type(have).__name__
             raise _fault(f"{what} is {shown}, the traced graph gives {want.dtype}{list(want.shape)}")
-        error = _error(have, want)
-        if error > (limit if want.is_floating_point() or want.is_complex() else 0.0):
+        error = largest_error(have, want)
+        if error > accepted(want.dtype, limit):
             raise _fault(f"{what}: relative error {error:.3g}, accepted is {limit:.3g}")
         return error
-
-
-def _error(have: torch.Tensor, want: torch.Tensor) -> float:
-    errors = row_errors(have, want)
-    return float(errors.max()) if errors.numel() else 0.0
 
 
 def _output(graph: fx.Graph) -> Sequence[Any]:

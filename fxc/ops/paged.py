@@ -15,6 +15,8 @@ sinks. Tokens of no request and of pad requests come out as zeros. Blocks that n
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -36,25 +38,10 @@ SHAPES = {
 }
 
 
-def reference(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_starts: Tensor,
-    sinks: Tensor | None = None,
-    *,
-    scale: float | None = None,
-    window: int | None = None,
-    chunk: int | None = None,
-    softcap: float | None = None,
-) -> Tensor:
+def reference(q: Tensor, k_cache: Tensor, v_cache: Tensor, *more: Any, **options: Any) -> Tensor:
+    """The op on the CPU; right on any device."""
     out = q.new_empty((*q.shape[:-1], v_cache.shape[-1]))
-    _paged_out(
-        q, k_cache, v_cache, block_table, seq_lens, query_starts, sinks,
-        scale=scale, window=window, chunk=chunk, softcap=softcap, out=out,
-    )  # fmt: skip
+    _paged_out(q, k_cache, v_cache, *more, out=out, **options)
     return out
 
 
@@ -74,7 +61,7 @@ def _paged_out(
     out: Tensor,
 ) -> None:
     """Plain and right: request by request, softmax in float32 or better."""
-    check(q, k_cache, v_cache, block_table, seq_lens, query_starts, sinks, scale, window, chunk, softcap, out)
+    check(q, k_cache, v_cache, block_table, seq_lens, query_starts, sinks, scale, window, chunk, softcap, out=out)
     _check_sizes(q, block_table, seq_lens, query_starts, out)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     starts, lengths = query_starts.tolist(), seq_lens.tolist()
@@ -137,56 +124,27 @@ def _first(position: int, window: int | None, chunk: int | None) -> int:
     return max(0 if window is None else low - window + 1, 0 if chunk is None else low // chunk * chunk, 0)
 
 
-def _paged_cuda(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_starts: Tensor,
-    sinks: Tensor | None = None,
-    *,
-    scale: float | None = None,
-    window: int | None = None,
-    chunk: int | None = None,
-    softcap: float | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    check(q, k_cache, v_cache, block_table, seq_lens, query_starts, sinks, scale, window, chunk, softcap, out)
-    _check_sizes(q, block_table, seq_lens, query_starts, out)
+def _paged_cuda(q: Tensor, *more: Any, out: Tensor | None = None, **options: Any) -> Tensor:
+    check(q, *more, out=out, **options)
+    _, _, table, lengths, starts, *_ = more
+    _check_sizes(q, table, lengths, starts, out)
     from fxc.ops import paged_triton
 
-    return paged_triton.attend(
-        q, k_cache, v_cache, block_table, seq_lens, query_starts, sinks,
-        scale=scale, window=window, chunk=chunk, softcap=softcap, out=out,
-        sms=torch.cuda.get_device_properties(q.device).multi_processor_count,
-    )  # fmt: skip
+    sms = torch.cuda.get_device_properties(q.device).multi_processor_count
+    return paged_triton.attend(q, *more, out=out, sms=sms, **options)
 
 
-def _paged_out_cuda(*args: Tensor, out: Tensor, **options: float | None) -> None:
-    _paged_cuda(*args, out=out, **options)  # type: ignore[arg-type]
+def _paged_out_cuda(*args: Any, out: Tensor, **options: Any) -> None:
+    _paged_cuda(*args, out=out, **options)
 
 
-def _fake(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_starts: Tensor,
-    sinks: Tensor | None = None,
-    *,
-    scale: float | None = None,
-    window: int | None = None,
-    chunk: int | None = None,
-    softcap: float | None = None,
-) -> Tensor:
-    check(q, k_cache, v_cache, block_table, seq_lens, query_starts, sinks, scale, window, chunk, softcap)
+def _fake(q: Tensor, k_cache: Tensor, v_cache: Tensor, *more: Any, **options: Any) -> Tensor:
+    check(q, k_cache, v_cache, *more, **options)
     return q.new_empty((*q.shape[:-1], v_cache.shape[-1]))
 
 
-def _fake_out(*args: Tensor, out: Tensor, **options: float | None) -> None:
-    _fake(*args, **options)  # type: ignore[arg-type]
+def _fake_out(*args: Any, out: Tensor, **options: Any) -> None:
+    check(*args, out=out, **options)
 
 
 def check(
@@ -201,6 +159,7 @@ def check(
     window: int | None = None,
     chunk: int | None = None,
     softcap: float | None = None,
+    *,
     out: Tensor | None = None,
 ) -> None:
     """Refuse what the op does not take, by the argument's name. Static facts only: most sizes may be symbolic."""

@@ -216,6 +216,8 @@ def merge(
     start = tl.load(starts + request)
     end = tl.load(starts + request + 1)
     length = tl.load(lengths + request)
+    # As in `attend`, and not a function of both: places in memory that follow from what a nested function loads through
+    # pointers make torch take every tensor for written.
     if BY != REQUEST:
         if (BY == TILE) | (start != index) | (end != index + 1):
             requests_of = tl.zeros([128], tl.int32)
