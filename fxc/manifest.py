@@ -72,6 +72,8 @@ class Piece(_Record, frozen=True):
     """Digest of the canonical text: equal pieces share it. For an eager piece, the qualified name of the op."""
     ops: int = 1
     """Number of calls in the piece's graph."""
+    dims: tuple[str, ...] = ()
+    """Dimensions that a compiled piece's shapes depend on."""
 
 
 class Program(_Record, frozen=True):

@@ -104,7 +104,7 @@ def make_plan(spec: Spec, directory: Path, target: Target) -> Plan:
     gc.collect()
     traced_at = time.perf_counter()
     ops = spec.partition.splitting_ops
-    compiled = fxc.ops.COMPILED if target.device == "cuda" and spec.compile.level else ()
+    compiled = fxc.ops.COMPILED if target.device == "cuda" and spec.compile.level else {}
     parts = {f"step_{i}": partition(traced, ops, compiled) for i, traced in enumerate(traces)}
     records = identity.sources(sorted(read_files), read.variables, directory, began)
     manifest, files, units = _assemble(spec, source, target, parts, weights, all_names, records)
@@ -327,7 +327,7 @@ def _intersection(left: Range, right: Range) -> Range | None:
 
 def _pieces(part: Partition, numbers: Mapping[str, str]) -> tuple[Piece, ...]:
     return tuple(
-        Piece(name=numbers[s.piece.unique], kind="compiled", unique=s.piece.unique, ops=s.piece.ops)
+        Piece(numbers[s.piece.unique], "compiled", s.piece.unique, s.piece.ops, s.piece.dims)
         if isinstance(s, Call)
         else Piece(name=_qualified(s.node), kind="eager", unique=_qualified(s.node))
         for s in part.statements
