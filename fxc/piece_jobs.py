@@ -27,7 +27,8 @@ from fxc.target import Target
 
 def import_ops(names: tuple[str, ...]) -> None:
     """Import what registers custom ops."""
-    import fxc.ops  # noqa: F401
+    import fxc.ops
+    import fxc.ops.fp8  # noqa: F401
 
     for name in names:
         if name.endswith(".py"):
@@ -63,17 +64,25 @@ def compile_piece(job: CompileJob) -> dict[str, Any]:
 
 
 def _kernels(target: Target) -> dict[Any, Callable[..., Any]]:
-    """Ops that a binary for this target has the kernels of, and what launches those."""
+    """Ops that a binary for this target has the kernels of, and what launches those; on the CPU what the compiler makes
+    of their references."""
+    from fxc.ops import fp8
+
     if target.device != "cuda":
-        return {}
-    from fxc.ops import paged_triton
+        return {fp8.norm_fp8: fp8.norm_reference, fp8.gated_fp8: fp8.gated_reference}
+    from fxc.ops import fp8_triton, paged_triton
 
     attend = partial(paged_triton.attend, call=paged_triton.trace, sms=int(target.properties["multi_processor_count"]))
 
     def attend_into(*args: Any, **options: Any) -> None:
         attend(*args, **options)
 
-    return {paged_attention: attend, paged_attention_out: attend_into}
+    return {
+        paged_attention: attend,
+        paged_attention_out: attend_into,
+        fp8.norm_fp8: partial(fp8_triton.norm, call=paged_triton.trace),
+        fp8.gated_fp8: partial(fp8_triton.gated, call=paged_triton.trace),
+    }
 
 
 PLAIN = {paged_attention: paged.reference, paged_attention_out: paged.reference_out}
