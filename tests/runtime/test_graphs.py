@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from handmade import span
 
 from fxc.errors import InputError, RunError, UsageError
 from fxc.manifest import Input, Piece, Program, Tensor, Weight
@@ -16,7 +17,6 @@ from fxc.runtime import Program as Loaded
 from fxc.runtime import load
 from fxc.runtime.recorder import Recorder
 from fxc.shapes import Range
-from tests.runtime.handmade import span
 
 Make = Callable[..., Path]
 
