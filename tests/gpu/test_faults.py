@@ -141,7 +141,7 @@ def test_lazy_and_limited(make: Make) -> None:
 
 @torch.no_grad()
 def test_what_was_captured_is_noted(make: Make) -> None:
-    from fxc.runtime import capture_plan
+    from fxc import capture_plan
 
     program, _ = make(fault_models.Scaled)
     recorded = program.capture(sizes=[8, 64])
