@@ -121,6 +121,7 @@ def _facts(artifact: Artifact) -> list[tuple[str, str]]:
         ("fxc", manifest.fxc),
         ("created", manifest.created),
         ("ranks", " ".join(sorted(manifest.ranks))),
+        ("attention by", ", ".join(f"{name} ({op})" for op, name in manifest.backends.items())),
         ("custom ops", ", ".join(f"{op.name} ({op.module})" for op in manifest.custom_ops)),
         ("sources", ", ".join(source.file for source in manifest.sources)),
         ("seconds", render.phases(manifest.seconds)),

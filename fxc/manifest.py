@@ -233,6 +233,8 @@ class Manifest(_Record, frozen=True, kw_only=True):
     binaries: dict[str, Binary]
     passes: tuple[PassReport, ...] = ()
     custom_ops: tuple[CustomOp, ...] = ()
+    backends: dict[str, str] = {}
+    """What computes an attention op that the program calls: `{"fxc.attention.paged": "triton"}`."""
     sources: tuple[Source, ...] = ()
     proof: tuple[Proof, ...] = ()
     unproved: tuple[Unproved, ...] = ()

@@ -18,7 +18,7 @@ from fxc import _torch_build, _torch_run
 from fxc._worker import CheckJob, CompileJob
 from fxc.graph_run import copied, drawn
 from fxc.graph_text import parse_graph, parse_layout
-from fxc.ops import paged, paged_attention, paged_attention_out
+from fxc.ops import backends, paged, paged_attention, paged_attention_out
 from fxc.prove import POINT_BYTES, affordable, compare
 from fxc.scalars import compute
 from fxc.shapes import point_label
@@ -75,14 +75,9 @@ def _kernels(target: Target) -> dict[Any, Callable[..., Any]]:
         }  # fmt: skip
     from fxc.ops import fp8_triton, gemv_triton, paged_triton
 
-    attend = partial(paged_triton.attend, call=paged_triton.trace, sms=int(target.properties["multi_processor_count"]))
-
-    def attend_into(*args: Any, **options: Any) -> None:
-        attend(*args, **options)
-
+    chosen = backends.choose(target).values()
     return {
-        paged_attention: attend,
-        paged_attention_out: attend_into,
+        **{op: launch for backend in chosen for op, launch in backend.kernels(target).items()},
         fp8.norm_fp8: partial(fp8_triton.norm, call=paged_triton.trace),
         fp8.gated_fp8: partial(fp8_triton.gated, call=paged_triton.trace),
         gemv.gemv: partial(gemv_triton.gemv, call=paged_triton.trace),

@@ -6,16 +6,13 @@ import gc
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import torch
 from safetensors.torch import save as save_tensors
 
-import fxc.ops
-from fxc import identity, lower, prove, rewrite, stitch, trace
+from fxc import identity, lower, model_weights, prove, rewrite, stitch, trace
 from fxc._torch_build import OpOverload, schema
 from fxc.aside import kept_aside
 from fxc.cache import key
@@ -24,7 +21,8 @@ from fxc.errors import TraceError
 from fxc.graph_run import seeded
 from fxc.graph_text import print_graph
 from fxc.manifest import FORMAT, Constant, CustomOp, Factor, Input, Manifest, Piece, Program, Source, Weight
-from fxc.models import ModelSource, cache_inputs, expected_ops, instantiate, reads, resolve, stored_names
+from fxc.models import ModelSource, cache_inputs, expected_ops, instantiate, reads, resolve
+from fxc.ops import backends
 from fxc.output import common_results
 from fxc.partition import Partition, check_splitting_ops, partition
 from fxc.passes import Pass
@@ -93,13 +91,13 @@ def make_plan(spec: Spec, directory: Path, target: Target, extra: Sequence[Pass]
         model = instantiate(source)
         inputs, dims = cache_inputs(model)
         spec = msgspec.structs.replace(spec, inputs={**spec.inputs, **inputs}, dims={**spec.dims, **dims})
-        weights, all_names = _weights(model)
-        shared = _shared(model)
+        weights, all_names = model_weights.find(model)
+        shared = model_weights.shared(model)
         expected = expected_ops(model)
         read_files = {*source.sources, *pass_files, *map(Path, trace.model_files(model))}
         trace.with_fake_weights(model, spec.device)
         traces = _trace(spec, model, expected)
-    _check_shared(shared, traces)
+    model_weights.check_shared(shared, traces)
     for traced in traces:
         read_files |= set(map(Path, trace.source_files(traced.graph)))
     read_files |= reads.imported(read_files) | read.files()
@@ -107,7 +105,10 @@ def make_plan(spec: Spec, directory: Path, target: Target, extra: Sequence[Pass]
     gc.collect()
     traced_at = time.perf_counter()
     ops = spec.partition.splitting_ops
-    compiled = fxc.ops.COMPILED if target.device == "cuda" and spec.compile.level else {}
+    chosen = backends.choose(target)
+    compiled = {
+        name: out for backend in chosen.values() for name, out in backend.compiled.items() if spec.compile.level
+    }
     parts = {f"step_{i}": partition(traced, ops, compiled) for i, traced in enumerate(traces)}
     records = identity.sources(sorted(read_files), read.variables, directory, began)
     manifest, files, units = _assemble(spec, source, target, parts, weights, all_names, records, passes)
@@ -134,86 +135,6 @@ def _trace(spec: Spec, model: torch.nn.Module, expected: Mapping[str, int]) -> l
 
 def _qualified(node: torch.fx.Node) -> str:
     return str(schema(node.target).name) if isinstance(node.target, OpOverload) else ""
-
-
-def _weights(model: torch.nn.Module) -> tuple[dict[str, Weight], set[str]]:
-    """Parameters and persistent buffers by canonical name, tied ones once; and all names."""
-    found: dict[str, Weight] = {}
-    by_identity: dict[int, str] = {}
-    persistent = model.state_dict(keep_vars=True)
-    for kind, named in (
-        ("parameter", model.named_parameters(remove_duplicate=False)),
-        ("buffer", model.named_buffers(remove_duplicate=False)),
-    ):
-        for name, tensor in named:
-            if name not in persistent:
-                continue
-            first = by_identity.setdefault(id(tensor), name)
-            if first != name:
-                found[first] = msgspec.structs.replace(found[first], aliases=(*found[first].aliases, name))
-                continue
-            found[name] = Weight(
-                name=name,
-                shape=tuple(tensor.shape),
-                dtype=_dtype(tensor),
-                buffer=kind == "buffer",
-            )
-    stored = stored_names(model)
-    for name in found.keys() & stored.keys():
-        aliases = (*found[name].aliases, *stored[name].aliases)
-        found[name] = msgspec.structs.replace(found[name], aliases=aliases, parts=stored[name].parts)
-    return found, {*persistent, *(alias for entry in stored.values() for alias in entry.aliases)}
-
-
-class _Shared(NamedTuple):
-    """Two names of a model for the same memory, or for some of it, that are apart in the graph."""
-
-    names: tuple[str, str]
-    one: bool
-    """One tensor under a persistent and another name, of which the graph has either."""
-
-
-def _shared(model: torch.nn.Module) -> list[_Shared]:
-    """Buffers and parameters that overlap. A tied weight, one tensor under two names, is one in the graph too."""
-    persistent = model.state_dict(keep_vars=True)
-    first: dict[tuple[bool, int], str] = {}
-    by_storage: dict[torch.UntypedStorage, list[tuple[str, torch.Tensor]]] = {}
-    for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
-        if tensor.layout == torch.strided and first.setdefault((name in persistent, id(tensor)), name) == name:
-            by_storage.setdefault(tensor.untyped_storage(), []).append((name, tensor))
-    pairs = (pair for group in by_storage.values() for pair in combinations(group, 2))
-    return [_Shared((name, other), a is b) for (name, a), (other, b) in pairs if _overlap(a, b)]
-
-
-def _overlap(tensor: torch.Tensor, twin: torch.Tensor) -> bool:
-    """Whether two tensors of one storage have an element in common."""
-    if tensor.element_size() != twin.element_size():
-        return True
-    if tensor.is_contiguous() and twin.is_contiguous():
-        low, high = sorted((tensor, twin), key=torch.Tensor.storage_offset)
-        return bool(low.numel() and twin.numel()) and low.storage_offset() + low.numel() > high.storage_offset()
-    seen = torch.zeros(tensor.untyped_storage().nbytes() // tensor.element_size(), dtype=torch.bool)
-    seen.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).fill_(True)
-    return bool(seen.as_strided(twin.shape, twin.stride(), twin.storage_offset()).any())
-
-
-def _check_shared(shared: Iterable[_Shared], traces: Iterable[Traced]) -> None:
-    """Compiled code takes every buffer for a separate tensor: what is written into one would not show in another.
-
-    Raises:
-        TraceError: a graph writes into one of two that share memory.
-    """
-    for traced in traces:
-        roles = [node.meta["role"] for node in traced.graph.find_nodes(op="placeholder") if node.users]
-        read = {name for role, name in roles if role != "input"}
-        for names, one in shared:
-            written = [name for name in names if name in read & traced.mutated]
-            if written and (one or read.issuperset(names)):
-                other = names[written[0] == names[0]]
-                raise TraceError(
-                    f"the model writes into the buffer {written[0]}, which shares memory with {other}",
-                    "make them separate tensors: clone one before it is registered",
-                )
 
 
 def _assemble(
@@ -274,6 +195,7 @@ def _assemble(
         binaries={},
         passes=found.reports(),
         custom_ops=custom_ops,
+        backends=_backends(traces, target),
         sources=tuple(records),
         tolerances=prove.TOLERANCES,
     )
@@ -341,6 +263,12 @@ def _pieces(part: Partition, numbers: Mapping[str, str]) -> tuple[Piece, ...]:
         else Piece(name=_qualified(s.node), kind="eager", unique=_qualified(s.node))
         for s in part.statements
     )
+
+
+def _backends(traces: Iterable[Traced], target: Target) -> dict[str, str]:
+    """What computes each attention op that the graphs call."""
+    called = {node.target for traced in traces for node in traced.graph.nodes}
+    return {str(op): backend.name for op, backend in backends.choose(target).items() if op in called}
 
 
 def _custom_ops(parts: Iterable[Partition], imports: Sequence[str]) -> tuple[CustomOp, ...]:
