@@ -25,6 +25,8 @@ from fxc.target import Target
 
 OpOverload = torch._ops.OpOverload
 """An op with its overload: `torch.ops.aten.add.Tensor`."""
+TO_COPY = torch.ops.aten._to_copy.default
+SCALED_MM = torch.ops.aten._scaled_mm.default
 
 
 def is_own_file(file: str) -> bool:

@@ -83,7 +83,7 @@ def make_plan(spec: Spec, directory: Path, target: Target, extra: Sequence[Pass]
     """
     start, began = time.perf_counter(), time.time_ns()
     with reads.recorded(directory) as read, seeded(spec.device):
-        passes, pass_files = rewrite.passes(spec, directory, extra)
+        passes, pass_files = rewrite.passes(spec, directory, target, extra)
         source = resolve(spec, directory)
         check_splitting_ops(spec.partition.splitting_ops)
         spec = msgspec.structs.replace(spec, inputs=dict(source.inputs), dims=dict(source.dims))

@@ -20,10 +20,13 @@ from fxc.models.target import describe
 from fxc.passes import PIPELINE, Fusion, Outcome, Pass, Ran, configure, enabled, identity, run
 from fxc.shapes import Range
 from fxc.spec import Spec
+from fxc.target import Target
 
 
-def passes(spec: Spec, directory: Path, extra: Sequence[Pass] = ()) -> tuple[tuple[Pass, ...], set[Path]]:
-    """The passes that run at the spec's level, in order, and the source files of those that users brought.
+def passes(
+    spec: Spec, directory: Path, target: Target, extra: Sequence[Pass] = ()
+) -> tuple[tuple[Pass, ...], set[Path]]:
+    """The passes that run at the spec's level for the target, in order, and the source files of a user's own.
 
     Raises:
         SpecError: a pass in `passes.custom` cannot be imported, or `passes` names what there is not.
@@ -32,7 +35,7 @@ def passes(spec: Spec, directory: Path, extra: Sequence[Pass] = ()) -> tuple[tup
     custom = tuple(_load(f"passes.custom[{index}]", name, directory) for index, name in enumerate(names))
     known = configure(spec.passes, (*PIPELINE, *custom))
     files = {Path(inspect.getfile(cls)).resolve() for cls in custom}
-    return enabled((*known, *extra), spec.compile.level), files
+    return enabled((*known, *extra), spec.compile.level, target), files
 
 
 def _load(where: str, text: str, directory: Path) -> type[Pass]:

@@ -11,6 +11,7 @@ from torch import fx
 from fxc.passes.graph import Layouts, roots_written, shared_root
 from fxc.passes.match import Found, Pattern, search
 from fxc.shapes import Range
+from fxc.target import Target
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,10 @@ class Pass:
     """The lowest `compile.level` at which it runs."""
     kernels: ClassVar[tuple[str, ...]] = ()
     """Modules of the ops that it puts in, with their kernels: part of its identity."""
+
+    def runs_on(self, target: Target) -> bool:
+        """Whether what it puts in can be compiled for this device."""
+        return True
 
     def wants(self, box: Range) -> bool:
         """Whether the pass is of use for these sizes."""

@@ -14,7 +14,8 @@ from fxc.ops.fp8 import ACTIVATIONS, gated_fp8
 from fxc.passes import quantise
 from fxc.passes.base import Fusion, NearMiss, New
 from fxc.passes.match import Call, Constant, Found, Named, OneOf, Pattern, Tensor
-from fxc.passes.quantise import blocked, cast, product, quantised
+from fxc.passes.quantise import KERNELS, blocked, cast, product, quantised
+from fxc.target import Target
 
 aten = torch.ops.aten
 
@@ -36,9 +37,12 @@ class GatedQuant(Fusion):
     """SiLU or GELU (exact or by tanh) of one tensor, times another, and what follows of `quantise`."""
 
     name: ClassVar[str] = "gated_quant"
-    kernels: ClassVar[tuple[str, ...]] = ("fxc.ops.fp8", "fxc.ops.fp8_triton", "fxc.ops.fp8_kernels")
+    kernels: ClassVar[tuple[str, ...]] = KERNELS
     outputs: ClassVar[tuple[str, ...]] = ("root", "scales")
     pattern: ClassVar[Pattern] = quantised(blocked(cast(_gated())))
+
+    def runs_on(self, target: Target) -> bool:
+        return quantise.supported(target)
 
     def anchors(self, graph: fx.Graph) -> Iterable[fx.Node]:
         return quantise.casts(graph, (aten.silu.default, aten.gelu.default, aten.sigmoid.default))

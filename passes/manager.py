@@ -21,6 +21,7 @@ from fxc.passes.base import Outcome, Pass
 from fxc.passes.check import complete, contract, fault
 from fxc.passes.graph import sweep
 from fxc.shapes import Range
+from fxc.target import Target
 
 
 def configure(section: Mapping[str, Any], known: Sequence[type[Pass]]) -> tuple[Pass, ...]:
@@ -47,9 +48,9 @@ def _kind(cls: type[Pass]) -> type[msgspec.Struct]:
     return msgspec.defstruct(cls.name, fields, forbid_unknown_fields=True)
 
 
-def enabled(passes: Iterable[Pass], level: int) -> tuple[Pass, ...]:
-    """Those that run at `compile.level`."""
-    return tuple(entry for entry in passes if entry.enabled and 0 < entry.level <= level)
+def enabled(passes: Iterable[Pass], level: int, target: Target) -> tuple[Pass, ...]:
+    """Those that run at `compile.level` for this device."""
+    return tuple(entry for entry in passes if entry.enabled and 0 < entry.level <= level and entry.runs_on(target))
 
 
 def identity(entry: Pass) -> str:

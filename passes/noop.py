@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
+from fxc._torch_build import TO_COPY
 from fxc.passes.base import NearMiss, Outcome, Pass
 from fxc.passes.graph import arguments, is_op, roots_written, same_layout, shared_root
 from fxc.shapes import Range
@@ -22,7 +23,7 @@ VIEWS = (
 )  # fmt: skip
 """Ops whose result is the tensor itself, or shows its memory, where layouts are equal: a slice of the same shape takes
 everything, whatever its bounds look like."""
-COPIES = (aten._to_copy.default, aten.clone.default)
+COPIES = (TO_COPY, aten.clone.default)
 
 
 @dataclass(frozen=True)

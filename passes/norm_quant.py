@@ -15,7 +15,8 @@ from fxc.passes import quantise
 from fxc.passes.base import Fusion, NearMiss, New
 from fxc.passes.graph import dtype, shape
 from fxc.passes.match import Call, Constant, Exactly, Found, Named, OneOf, Pattern, Tensor
-from fxc.passes.quantise import blocked, cast, product, quantised
+from fxc.passes.quantise import KERNELS, blocked, cast, product, quantised
+from fxc.target import Target
 
 aten = torch.ops.aten
 
@@ -49,9 +50,12 @@ class NormQuant(Fusion):
     """(residual +) x / rms(x) * weight, or * (1 + weight), and what follows of `quantise`."""
 
     name: ClassVar[str] = "norm_quant"
-    kernels: ClassVar[tuple[str, ...]] = ("fxc.ops.fp8", "fxc.ops.fp8_triton", "fxc.ops.fp8_kernels")
+    kernels: ClassVar[tuple[str, ...]] = KERNELS
     outputs: ClassVar[tuple[str, ...]] = ("root", "scales", "sum")
     pattern: ClassVar[Pattern] = quantised(blocked(cast(_norm(X))))
+
+    def runs_on(self, target: Target) -> bool:
+        return quantise.supported(target)
 
     def anchors(self, graph: fx.Graph) -> Iterable[fx.Node]:
         return quantise.casts(graph, (aten.rsqrt.default, aten.rms_norm.default))

@@ -16,12 +16,17 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxc._torch_build import SCALED_MM, TO_COPY
 from fxc.graph_text import ABBREVIATIONS
 from fxc.passes.base import NearMiss, New
 from fxc.passes.graph import ancestors, arguments, dtype, is_op, last_stride, shape, width
 from fxc.passes.match import Anything, Call, Constant, Exactly, Found, Named, OneOf, Pattern, Tensor
+from fxc.target import Target
 
 aten = torch.ops.aten
+
+KERNELS = ("fxc.ops.fp8", "fxc.ops.fp8_kernels", "fxc.ops.fp8_plan", "fxc.ops.fp8_triton")
+"""Modules of the ops that the fusions put in."""
 
 BLOCK = 128
 """Neighbours that share a scale."""
@@ -33,10 +38,15 @@ KINDS = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes that the kernels read."""
 
 CONTRACTIONS = (
-    aten._scaled_mm.default, aten.addmm.default, aten.bmm.default, aten.embedding.default, aten.linear.default,
+    SCALED_MM, aten.addmm.default, aten.bmm.default, aten.embedding.default, aten.linear.default,
     aten.matmul.default, aten.mm.default,
 )  # fmt: skip
 _SPLITS = (aten.unflatten.int, aten.view.default, aten.reshape.default)
+
+
+def supported(target: Target) -> bool:
+    """Whether the device converts to FP8: on CUDA, Ada and Hopper do and what came later."""
+    return target.device != "cuda" or (target.compute_capability or (0, 0)) >= (8, 9)
 
 
 def cast(pattern: Pattern) -> Pattern:
@@ -94,7 +104,7 @@ def casts(graph: fx.Graph, heads: Iterable[Any]) -> Iterator[fx.Node]:
     """The anchors: casts to FP8 of what is computed with one of the ops `heads`."""
     heads = tuple(heads)
     for node in graph.nodes:
-        is_cast = is_op(node, aten.to.dtype, aten._to_copy.default) and arguments(node)["dtype"] in _FP8
+        is_cast = is_op(node, aten.to.dtype, TO_COPY) and arguments(node)["dtype"] in _FP8
         if is_cast and any(is_op(found, *heads) for found in ancestors(node, CONTRACTIONS)):
             yield node
 

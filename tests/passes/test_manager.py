@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 import torch
 from torch import fx
@@ -17,6 +18,7 @@ from fxc.errors import PassError, SpecError
 from fxc.passes import PIPELINE, Found, Fusion, NearMiss, New, Outcome, Pass, configure, enabled, identity, run
 from fxc.passes.match import Call, Constant, Tensor
 from fxc.shapes import Range
+from tests.building import target
 from tests.passes.pieces import BOX, reasons
 
 aten = torch.ops.aten
@@ -87,10 +89,16 @@ def test_names_are_unique() -> None:
 
 def test_levels() -> None:
     passes = configure({}, PIPELINE)
-    assert enabled(passes, 0) == ()
-    assert [entry.name for entry in enabled(passes, 1)] == ["noop"]
-    assert enabled(passes, 2) == enabled(passes, 3) == passes
-    assert enabled((Swap(enabled=False),), 3) == ()
+    assert enabled(passes, 0, target()) == ()
+    assert [entry.name for entry in enabled(passes, 1, target())] == ["noop"]
+    assert enabled(passes, 2, target()) == enabled(passes, 3, target()) == passes
+    assert enabled((Swap(enabled=False),), 3, target()) == ()
+
+
+@pytest.mark.parametrize(("capability", "fp8"), [((8, 0), False), ((8, 9), True), ((9, 0), True)])
+def test_gpus_that_know_no_fp8_get_no_kernels_of_it(capability: tuple[int, int], fp8: bool) -> None:
+    gpu = msgspec.structs.replace(target(), device="cuda", compute_capability=capability)
+    assert ("norm_quant" in [entry.name for entry in enabled(configure({}, PIPELINE), 2, gpu)]) == fp8
 
 
 def test_a_fusion_replaces_what_it_matches() -> None:

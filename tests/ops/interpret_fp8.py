@@ -1,0 +1,74 @@
+"""Runs the kernels of `fxc.ops.fp8` under Triton's interpreter and compares them with the references.
+
+The interpreter rounds to FP8 and bfloat16 in a way of its own, so the kernels write what they would round as float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxc.ops import fp8_triton
+from fxc.ops.fp8 import gated_reference, norm_reference
+from fxc.ops.paged_triton import run
+
+SCALE = torch.tensor(0.002)
+HOW: tuple[tuple[Tensor | None, dict[str, Any]], ...] = (
+    (SCALE, {}),
+    (SCALE, {"inverse": True}),
+    (None, {"floor": 1e-9}),
+    (None, {"floor": 0.0, "limit": 240.0, "divisor": 240.0}),
+    (None, {"floor": 1e-9, "group": 128}),
+)
+
+
+def wide(launch: Any, *args: Any, **options: Any) -> tuple[Tensor, ...]:
+    """What a launch gives, its first result rounded here."""
+    kept: list[Tensor] = []
+
+    def call(kernel: Any, grid: tuple[Any, ...], *given: Any, **constants: Any) -> None:
+        tensors = list(given)
+        (index,) = [i for i, t in enumerate(tensors) if isinstance(t, Tensor) and t.dtype == torch.float8_e4m3fn]
+        tensors[index] = torch.full(tensors[index].shape, 7.0)
+        kept.append(tensors[index])
+        run(kernel, grid, *tensors, **constants)
+
+    _, *more = launch(*args, call=call, **options)
+    return kept[0].to(torch.float8_e4m3fn), *more
+
+
+def compare(have: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> None:
+    for index, (a, b) in enumerate(zip(have, want, strict=True)):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        a, b = a.float(), b.float()
+        assert bool((a.isnan() == b.isnan()).all())
+        error = ((a - b).abs() / b.abs().clamp(min=2.0**-6)).nan_to_num(0)
+        assert float(error.max() if error.numel() else 0) <= (0.126 if index == 0 else 1e-6)
+        assert float((error > 1e-6).float().mean() if error.numel() else 0) <= 0.01
+
+
+def rows(count: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    x = (4 * torch.randn(count, width, generator=torch.Generator().manual_seed(width))).to(dtype)
+    if count > 2:
+        x[0], x[1, 0] = 0, float("nan")
+    return x, x.flip(0)
+
+
+if __name__ == "__main__":
+    for count, width, dtype in ((3, 100, torch.float32), (1, 1, torch.float32), (5, 384, torch.float16)):
+        x, other = rows(count, width, dtype)
+        both = torch.cat([x, other], -1)
+        gate, up = both.chunk(2, -1)
+        for scale, options in HOW:
+            if width % options.get("group", 1):
+                continue
+            for residual, weight in ((None, None), (other, other[0])):
+                args = (x, residual, weight, scale)
+                named = {"eps": 1e-5, "offset": 1.0, **options}
+                compare(wide(fp8_triton.norm, *args, **named), norm_reference(*args, **named))
+            for activation in range(3):
+                found = wide(fp8_triton.gated, gate, up, scale, activation=activation, **options)
+                compare(found, gated_reference(gate, up, scale, activation=activation, **options))
+    print("equal")
