@@ -60,7 +60,7 @@ def load(
     namespace = _execute(artifact, f"{folder}/{CODE}", place)
     runners = _runners(artifact, folder, place)
     factories = _factories(manifest, namespace, runners)
-    return Program(manifest, place, factories, _constants(artifact, f"{folder}/{CONSTANTS}", place))
+    return Program(manifest, place, factories, constants(artifact, f"{folder}/{CONSTANTS}", place))
 
 
 def _rank_folder(artifact: Artifact, rank: int, world_size: int | None, dp_rank: int) -> str:
@@ -137,7 +137,7 @@ def _pieces(
     return tuple(runners[key] for key in program.binaries)
 
 
-def _constants(artifact: Artifact, name: str, device: torch.device) -> list[torch.Tensor]:
+def constants(artifact: Artifact, name: str, device: torch.device) -> list[torch.Tensor]:
     """Lifted constants, the program's own: a mutated one is state of this program object."""
     constants = artifact.manifest.constants
     if not constants:
