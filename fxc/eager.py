@@ -32,7 +32,7 @@ class Graph:
 
     graph: fx.Graph
     roles: dict[str, Role]
-    """By name of the placeholder: ("input" | "weight" | "constant", name)."""
+    """By name of the placeholder in the text: ("input" | "weight" | "constant", name)."""
     text: str
 
     @property
@@ -44,7 +44,7 @@ class Graph:
         """Weights of which only rows are looked up, as of an embedding, and by how many lookups."""
         found = {}
         for node in self.graph.find_nodes(op="placeholder"):
-            role, name = self.roles[node.name]
+            role, name = self.roles[str(node.target)]
             users = [user for user in node.users if user.op == "call_function"]
             if role == "weight" and users and all(u.target in GATHERS and u.args[0] is node for u in users):
                 found[name] = len(users)
@@ -68,9 +68,10 @@ class Eager(nn.Module):
         self.order: list[str] = []
         """Names of the inputs, in the order of the graph."""
         for index, node in enumerate(graph.find_nodes(op="placeholder")):
-            role = source.roles[node.name]
+            role = source.roles[str(node.target)]
             if role[0] == "input" and role not in held:
                 self.order.append(role[1])
+                node.target = node.name  # an input called `torch` would hide it in the code that is made
                 continue
             if node.users:
                 _keep(tensors, f"held_{index}", held[role], parameter=role[0] == "weight")
