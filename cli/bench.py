@@ -12,12 +12,13 @@ from fxc.cli import bench_table, plot, progress, render, streams
 from fxc.cli.options import CacheDir, Json, Quiet, Ref, Verbose
 from fxc.errors import FxcError, UsageError
 
-EPILOG = """Eager is the graph that was traced, run op by op, and torch.compile gets the same graph, each size for itself;
-attention is the same op in all of them. Every result is compared with compiled before it is timed. Step is the median
-time of a call, device included; host is the time until it returns. The roofline of a size is the bytes that it has to
-read over the bandwidth of a copy in the same run (GPU only): all weights, but of a table that only embeddings look up a
-row for each token, and of paged caches the keys and values of each request's tokens. Not counted are constants,
-activations and other bound inputs; of experts and of caches behind a sliding window more is counted than may be read."""
+EPILOG = """\
+Eager is the graph that was traced, run op by op, and torch.compile gets the same graph, each size for itself; attention
+is the same op in all of them. Every result is compared with compiled before it is timed. Step is the median time of a
+call, device included; host is the time until it returns. The roofline of a size is the bytes that it has to read over
+the bandwidth of a copy in the same run (GPU only): all weights, but of a table that only embeddings look up a row for
+each token, and of paged caches the keys and values of each request's tokens. Not counted are constants, activations and
+other bound inputs; of experts and of caches behind a sliding window more is counted than may be read."""
 
 
 def run(
@@ -30,7 +31,7 @@ def run(
             help="Sizes, or one by name: batch=1,tokens=128. Repeatable. Default: the program's, and one not compiled.",
         ),
     ] = None,
-    peers: Annotated[bool, typer.Option("--peers", help="Time torch.compile too: default and reduce-overhead.")] = False,
+    peers: Annotated[bool, typer.Option("--peers", help="Time torch.compile too, and its reduce-overhead.")] = False,
     repeats: Annotated[int, typer.Option("--repeats", metavar="N", min=1, help="Samples of each time.")] = 20,
     context: Annotated[
         int | None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fxc.cli import render
 from fxc.shapes import point_label
+from fxc.spec import REQUESTS
 
 if TYPE_CHECKING:
     from fxc.bench import BenchResult, Measured
@@ -46,10 +47,10 @@ def headline(result: BenchResult) -> str:
 def step_table(result: BenchResult) -> Table:
     """Steps of every variant, how much they vary, the padding, and the roofline where there is one."""
     graphs, roofline = bool(result.graphs), result.bandwidth is not None
-    header = ["size", *result.variants, "spread"] + ["padding"] * graphs + ["roofline"] * roofline
+    header = [_axis(result), *result.variants, "spread"] + ["padding"] * graphs + ["roofline"] * roofline
     rows = []
     for size in result.sizes:
-        row = [point_label(size.size)]
+        row = [_shown(size)]
         row += [micro(size.times[name].step_us) if name in size.times else NONE for name in result.variants]
         row.append(f"±{100 * spread(list(size.times.values())):.0f}%")
         row += [_padding(size)] * graphs
@@ -61,11 +62,10 @@ def step_table(result: BenchResult) -> Table:
 def host_table(result: BenchResult) -> Table:
     """How long calls take to return."""
     rows = [
-        [point_label(size.size)]
-        + [micro(size.times[name].host_us) if name in size.times else NONE for name in result.variants]
+        [_shown(size)] + [micro(size.times[name].host_us) if name in size.times else NONE for name in result.variants]
         for size in result.sizes
     ]
-    return ["size", *result.variants], rows
+    return [_axis(result), *result.variants], rows
 
 
 def graph_table(result: BenchResult) -> Table:
@@ -80,13 +80,12 @@ def graph_table(result: BenchResult) -> Table:
 def notes(result: BenchResult) -> Iterator[str]:
     """Which programs serve the sizes, and why cells are empty: one line per reason."""
     for size in result.sizes:
-        label = point_label(size.size)
-        if size.served_by != label:
-            yield f"{label}: served by {size.served_by}"
+        if not size.own:
+            yield f"{_shown(size)}: no program of its own, served by {size.served_by}"
     reasons: dict[str, dict[str, list[str]]] = {}
     for size in result.sizes:
         for name, why in size.missing.items():
-            reasons.setdefault(why, {}).setdefault(name, []).append(point_label(size.size))
+            reasons.setdefault(why, {}).setdefault(name, []).append(_shown(size))
     for why, names in reasons.items():
         places = next(iter(names.values()))
         where = "" if len(places) == len(result.sizes) else f" at {', '.join(places)}"
@@ -101,6 +100,17 @@ def micro(value: float) -> str:
 def spread(times: Sequence[Timing]) -> float:
     """Half the range between the quartiles over the median, where it is largest."""
     return max(((time.high_us - time.low_us) / 2 / time.step_us for time in times), default=0.0)
+
+
+def _axis(result: BenchResult) -> str:
+    """What the first column holds: the one dimension that calls choose, or sizes by name."""
+    names = list(result.sizes[0].size)
+    return "requests" if result.context is not None else names[0] if len(names) == 1 else "size"
+
+
+def _shown(size: Measured) -> str:
+    one = len(size.size) == 1 or size.size.get(REQUESTS) == size.tokens
+    return str(size.tokens) if one else point_label(size.size)
 
 
 def _padding(size: Measured) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from xml.sax.saxutils import escape
 
 from fxc.shapes import point_label
+from fxc.spec import REQUESTS
 
 if TYPE_CHECKING:
     from fxc.bench import BenchResult, Measured
@@ -22,6 +23,7 @@ WIDTH, HEIGHT = 460, 340
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 40, 44
 """Margins of a panel: labels of the axes lie in them."""
 LEGEND = 28
+MOST_TICKS = 8
 FONT = "font-family='system-ui, sans-serif' font-size='12'"
 
 Points = list[tuple[float, float]]
@@ -49,8 +51,9 @@ def svg(result: BenchResult) -> str:
     title = f"{result.model}, {result.device}, torch {result.torch}"
     title += "" if result.context is None else f", context {result.context}"
     width, height = 2 * WIDTH, LEGEND + HEIGHT
+    size = f"width='{width}' height='{height}' viewBox='0 0 {width} {height}'"
     parts = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' viewBox='0 0 {width} {height}' {FONT}>",
+        f"<svg xmlns='http://www.w3.org/2000/svg' {size} {FONT}>",
         f"<title>{escape(title)}</title>",
         f"<rect width='{width}' height='{height}' fill='white'/>",
         f"<text x='{LEFT}' y='18' font-weight='bold'>{escape(title)}</text>",
@@ -74,9 +77,14 @@ def lines(result: BenchResult, value: Value) -> dict[str, Points]:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Powers of ten that enclose the values."""
+    """Values 1, 2 and 5 times a power of ten that enclose both; where these are many, the powers alone."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    return [10.0**power for power in range(first, max(last, first + 1) + 1)]
+    powers = [10.0**power for power in range(first, max(last, first + 1) + 1)]
+    fine = [factor * power for power in powers for factor in (1, 2, 5)]
+    below = [mark for mark in fine if mark <= low]
+    above = [mark for mark in fine if mark >= high and mark > below[-1]]
+    marks = fine[len(below) - 1 : fine.index(above[0]) + 1]
+    return marks if len(marks) <= MOST_TICKS else powers
 
 
 def shown(value: float) -> str:
@@ -136,4 +144,4 @@ def _meaning(size: Measured) -> str:
     names = list(size.size)
     if not names:
         return point_label({})
-    return "requests that decode one token each" if "num_requests" in names else " × ".join(names)
+    return "requests that decode one token each" if REQUESTS in names else " × ".join(names)

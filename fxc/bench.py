@@ -18,7 +18,7 @@ import torch
 
 from fxc import _torch_run, eager, prove, refs, timing
 from fxc.cache import Artifact
-from fxc.errors import FxcError, RunError
+from fxc.errors import FxcError, RunError, UsageError
 from fxc.graph_run import Role, seeded
 from fxc.manifest import Manifest
 from fxc.progress import Observer
@@ -57,6 +57,8 @@ class Measured(msgspec.Struct, frozen=True):
     """Rows that a call computes: the product of the dimensions; with `kv_cache`, of one token for each request."""
     served_by: str
     """The program without graphs that serves it, `num_tokens=1..4096`."""
+    own: bool
+    """Whether that is one for this size, not a general one."""
     bytes_read: int
     """Of weights and of paged caches, what a call has to read."""
     roofline_us: float | None
@@ -110,12 +112,14 @@ def bench(
 
     Raises:
         CacheMissError: nothing is built.
-        UsageError: a size that no program serves, or a context that does not fit.
+        UsageError: a size that no program serves, or a context where there is no cache or that does not fit.
         RunError: the program fails on made-up inputs, or a variant gives another result than it.
     """
     artifact = refs.find(ref, cache_dir, use=True)
     manifest = artifact.manifest
     chosen = points(manifest, sizes)
+    if context is not None and manifest.spec.kv_cache is None:
+        raise UsageError(f"--context: {manifest.model} was built without kv_cache", "leave it out")
     if refs.is_spec(ref):  # a FILE.py that registers ops is named relative to model.yaml
         custom_ops.prepare(manifest.custom_ops, Path(ref).resolve().parent)
     with torch.no_grad():
@@ -168,8 +172,8 @@ class _Run:
     ) -> None:  # fmt: skip
         self.artifact, self.manifest = artifact, artifact.manifest
         self.chosen, self.repeats, self.observer = chosen, repeats, observer
-        self.graphs = eager.graphs(artifact)
         self.program = loader.load(artifact.path)
+        self.graphs = eager.graphs(artifact)  # after the ops that they call are registered
         self.device = self.program.device
         self.work = Workload(self.program, chosen, context)
         self.held = self._held()
@@ -184,8 +188,9 @@ class _Run:
     def result(self) -> BenchResult:
         device = self.device
         return BenchResult(
-            hash=self.manifest.hash, model=self.manifest.model, torch=str(torch.__version__), threads=torch.get_num_threads(),
+            hash=self.manifest.hash, model=self.manifest.model,
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            torch=str(torch.__version__), threads=torch.get_num_threads(),
             repeats=self.repeats, context=self.work.context, bandwidth=self.bandwidth,
             weights=sum(tensor.nbytes for tensor in self.work.weights.values()),
             cache=sum(tensor.nbytes for tensor in self.work.bound.values()),
@@ -249,8 +254,9 @@ class _Run:
         read = self.work.bytes_read(point, graph.gathered())
         roofline = None if self.bandwidth is None else round(read / self.bandwidth * 1e6, 3)
         return Measured(
-            size=point, tokens=tokens(self.manifest, point), served_by=boxes[index].label, bytes_read=read,
-            roofline_us=roofline, padding=padding, times=times, errors=errors, missing=missing,
+            size=point, tokens=tokens(self.manifest, point), served_by=boxes[index].label,
+            own=boxes[index].is_size or boxes[index].free < max(box.free for box in boxes),
+            bytes_read=read, roofline_us=roofline, padding=padding, times=times, errors=errors, missing=missing,
         )  # fmt: skip
 
     def _whole(self, point: Point) -> Point:

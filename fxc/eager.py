@@ -85,10 +85,9 @@ class Eager(nn.Module):
 
     def compiled(self, mode: str | None) -> Callable[..., Any]:
         """The same by `torch.compile`, for the first shapes that it is called with. Imports Dynamo and Inductor."""
-        options = {} if mode is None else {"mode": mode}
         # The function rather than the module: its code is this instance's own, so that shapes of others do not count
         # to the number of recompilations after which Dynamo gives up.
-        call = torch.compile(self.graph.forward, dynamic=False, **options)
+        call = torch.compile(self.graph.forward, dynamic=False, mode=mode)
 
         def run(**inputs: torch.Tensor) -> Any:
             if mode is not None:  # results of the call before are not needed any more
@@ -106,7 +105,8 @@ def _keep(module: nn.Module, name: str, tensor: torch.Tensor, *, parameter: bool
 
 
 def graphs(artifact: Artifact) -> dict[str, Graph]:
-    """The traced graphs of an artifact, by name of the step; all ranks of one artifact have the same.
+    """The traced graphs of an artifact, by name of the step; all ranks of one artifact have the same. The ops that they
+    call must be registered.
 
     Raises:
         DamagedError: the file is not as it was written.

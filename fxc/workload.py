@@ -109,10 +109,10 @@ class Workload:
 
         Args:
             sizes: all that `inputs` will be asked for.
-            context: tokens that each request has in the cache; by default 1024, or as many as fit.
+            context: tokens that each request has in a paged cache; by default 1024, or as many as fit.
 
         Raises:
-            UsageError: that many do not fit, or the program has no paged cache.
+            UsageError: that many do not fit.
         """
         self.manifest = program.manifest
         self.device = program.device
@@ -124,12 +124,11 @@ class Workload:
         self._requests: list[Cached] = []
         if self.manifest.spec.kv_cache is not None:
             self._fill(program, max(point[TOKENS] for point in sizes), context)
-        elif context is not None:
-            raise UsageError(f"--context: {self.manifest.model} was built without kv_cache", "leave it out")
         self.bound = self.cache.tensors if self.cache else self._made_up(bound=True, point=self._low())
         if self.bound and not self.cache:
             program.bind_inputs(self.bound)
-        written = {entry.name for entry in (*self.manifest.weights, *self.manifest.inputs) if entry.mutated}
+        written = {weight.name for weight in self.manifest.weights if weight.mutated}
+        written |= {entry.name for entry in self.manifest.inputs if entry.mutated}
         # What decoding writes into the cache depends on the call alone: it can be done again.
         state = self.weights if self.cache else {**self.weights, **self.bound}
         self._kept = [(tensor, tensor.clone()) for name, tensor in state.items() if name in written]

@@ -2,48 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 
-from fxc import _torch_run, eager
-from fxc.cache import Artifact
+from fxc import eager
+from fxc.bench import tensors
+from fxc.cache import Cache
 from fxc.errors import DamagedError, RunError
 from fxc.graph_run import Role
-from fxc.manifest import File, Rank, decode, encode
 from fxc.plan import Plan
 from fxc.random_inputs import example_inputs
-from fxc.runtime import load
 from tests.building import make, plan_of, program_of
-from tests.runtime.handmade import write
 from tests.zoo import calls, memory, sizes, weights
 from tests.zoo.model import Model
 
 CPU = torch.device("cpu")
 
 
-def artifact(folder: Path, text: str) -> Artifact:
-    """One with this computation_graph.py."""
-    path = write(folder / "artifact")
-    name = f"rank_0_0/{eager.FILE}"
-    (path / name).write_text(text)
-    file = File(bytes=len(text), sha256=hashlib.sha256(text.encode()).hexdigest())
-    manifest = decode((path / "manifest.json").read_bytes(), "here")
-    rank: Rank = manifest.ranks["rank_0_0"]
-    ranks = {"rank_0_0": msgspec.structs.replace(rank, files={**rank.files, name: file})}
-    (path / "manifest.json").write_bytes(encode(msgspec.structs.replace(manifest, ranks=ranks)))
-    load(path)
-    return Artifact.open(path)
+def graphs(folder: Path, plan: Plan, text: str | None = None) -> dict[str, eager.Graph]:
+    """Of an artifact, with `text` in place of its graph."""
+    files: dict[str, bytes | Path] = {**plan.files}
+    if text is not None:
+        files[eager.FILE] = text.encode()
+    return eager.graphs(Cache.open(folder).publish(plan.manifest, "rank_0_0", files, ()))
 
 
-def graphs(folder: Path, plan: Plan) -> dict[str, eager.Graph]:
-    return eager.graphs(artifact(folder, plan.files[eager.FILE].decode()))
-
-
-@pytest.mark.parametrize("cls", [calls.EqualLayers, weights.NamesCollide, weights.Tied, memory.IndexPut, sizes.BatchSeq])
+@pytest.mark.parametrize(
+    "cls", [calls.EqualLayers, weights.NamesCollide, weights.Tied, memory.IndexPut, sizes.BatchSeq]
+)
 def test_it_gives_what_the_program_gives(tmp_path: Path, cls: type[Model]) -> None:
     plan = plan_of(cls)
     program = program_of(plan)
@@ -58,9 +46,7 @@ def test_it_gives_what_the_program_gives(tmp_path: Path, cls: type[Model]) -> No
     point = dict(zip(cls.dims, cls.calls[0], strict=True))
     inputs = example_inputs(plan.manifest.spec.inputs, point, "cpu", torch.Generator().manual_seed(1))
     theirs = {name: tensor.clone() for name, tensor in inputs.items()}
-    expected: list[torch.Tensor] = []
-    _torch_run.tree_map(lambda tensor: expected.append(tensor.clone()), program(**inputs))
-    results = [value for value in module(**theirs) if isinstance(value, torch.Tensor)]
+    expected, results = tensors(program(**inputs)), tensors(module(**theirs))
     assert len(results) == len(expected) > 0
     for have, want in zip(results, expected, strict=True):
         torch.testing.assert_close(have, want)
@@ -68,7 +54,7 @@ def test_it_gives_what_the_program_gives(tmp_path: Path, cls: type[Model]) -> No
         torch.testing.assert_close(theirs[name], tensor)
 
 
-LOOKS_UP = '''
+LOOKS_UP = """
 def step_0(p_a: "f32[9, 4]", p_b: "f32[9, 4]", p_unused: "f32[1]", x: "i64[n]"):
     embedding = torch.ops.aten.embedding.default(p_a, x)
     embedding_1 = torch.ops.aten.embedding.default(p_a, x)
@@ -78,11 +64,11 @@ def step_0(p_a: "f32[9, 4]", p_b: "f32[9, 4]", p_unused: "f32[1]", x: "i64[n]"):
     return (bernoulli, embedding_1, embedding_2)
 
 PLACEHOLDERS = {"step_0": {"p_a": ("weight", "a"), "p_b": ("weight", "b"), "p_unused": ("weight", "c"), "x": ("input", "x")}}
-'''
+"""
 
 
 def test_weights_of_which_rows_are_looked_up(tmp_path: Path) -> None:
-    graph = eager.graphs(artifact(tmp_path, LOOKS_UP))["step_0"]
+    graph = graphs(tmp_path, plan_of(weights.Tied), LOOKS_UP)["step_0"]
     assert graph.gathered() == {"a": 2}
     assert graph.draws
     module = graph.module({("weight", "a"): torch.rand(9, 4), ("weight", "b"): torch.rand(9, 4)}, CPU)
@@ -92,11 +78,11 @@ def test_weights_of_which_rows_are_looked_up(tmp_path: Path) -> None:
 
 def test_a_file_without_roles(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"computation_graph.py does not say which weight is which") as caught:
-        eager.graphs(artifact(tmp_path, LOOKS_UP.partition("PLACEHOLDERS")[0]))
+        graphs(tmp_path, plan_of(weights.Tied), LOOKS_UP.partition("PLACEHOLDERS")[0])
     assert caught.value.hint == "build it again: fxc build --force"
 
 
 @pytest.mark.parametrize("change", [("aten.linear.default", "aten.nothing.default"), ("(linear)", "(lin")])
 def test_a_file_that_cannot_be_read(tmp_path: Path, change: tuple[str, str]) -> None:
     with pytest.raises(DamagedError, match="computation_graph.py cannot be read back"):
-        eager.graphs(artifact(tmp_path, LOOKS_UP.replace(*change)))
+        graphs(tmp_path, plan_of(weights.Tied), LOOKS_UP.replace(*change))

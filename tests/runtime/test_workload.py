@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from handmade import write
 
 from fxc.errors import UsageError
 from fxc.manifest import Input, Manifest, Program, decode
@@ -16,10 +17,10 @@ from fxc.runtime import load
 from fxc.shapes import Range
 from fxc.spec import CompileSpec, KVCacheSpec
 from fxc.workload import Workload, between, points, room, tokens
-from tests.runtime.handmade import write
 
 CODE = """
 import torch
+from handmade import write
 WEIGHTS = ()
 def step_0(pieces, weights):
     def step(input_ids, positions, slot_mapping, block_table, seq_lens, query_starts, k_cache_0):
@@ -86,7 +87,9 @@ def test_points_below_level_2(tmp_path: Path) -> None:
 
 def test_points_of_two_dimensions(tmp_path: Path) -> None:
     whole = (("batch", 1, 8), ("seq", 1, 64))
-    found = manifest([box(("batch", 1, 1), ("seq", 32, 32)), box(("batch", 1, 1), whole[1]), box(*whole)], folder=tmp_path)
+    found = manifest(
+        [box(("batch", 1, 1), ("seq", 32, 32)), box(("batch", 1, 1), whole[1]), box(*whole)], folder=tmp_path
+    )
     assert points(found) == [{"batch": 1, "seq": 1}, {"batch": 2, "seq": 1}, {"batch": 1, "seq": 32}]
     assert points(found, [{"seq": 5, "batch": 2}]) == [{"batch": 2, "seq": 5}]
     assert tokens(found, {"batch": 2, "seq": 5}) == 10
@@ -162,11 +165,6 @@ def test_context_that_fits(tmp_path: Path) -> None:
     assert Workload(load(tmp_path / "paged"), size).context == 39
     with pytest.raises(UsageError, match="--context 40 does not fit, expected at most 39 for 1 requests"):
         Workload(load(tmp_path / "paged"), size, 40)
-
-
-def test_context_without_a_cache(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--context: Tiny was built without kv_cache"):
-        Workload(load(write(tmp_path / "linear")), [{"n": 1}], 8)
 
 
 def test_weights_that_are_read(tmp_path: Path) -> None:
