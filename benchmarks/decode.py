@@ -34,6 +34,8 @@ CONFIG = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}, "torch_dtype": "bfloat16",
 }  # fmt: skip
 CONTEXT = 1024
+CHUNK = 512
+"""Tokens of a prompt in one call."""
 LADDER = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)]
 """The 51 sizes that vLLM captures by default."""
 
@@ -85,7 +87,8 @@ def measure(folder: Path, layers: int, sizes: list[int], found: dict[str, Any]) 
         tensor.normal_(generator=generator)
     sequences = [Sequence() for _ in range(most)]
     for sequence in sequences:
-        cache.batch([(sequence, [0] * CONTEXT)])
+        for _ in range(0, CONTEXT, CHUNK):
+            cache.batch([(sequence, [0] * CHUNK)])
     read = sum(w.nbytes for name, w in weights.items() if "embed_tokens" not in name)
     keys = cache.bytes // cache.num_blocks // 16 * CONTEXT
     found |= {"weights": read, "cache": cache.bytes, "bandwidth": bandwidth(), "steps": {}}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fxc.cache import Artifact
 from fxc.cache.store import Summary
 from fxc.cli import render
-from fxc.manifest import Manifest, Tensor
+from fxc.manifest import Manifest, PassReport, Tensor
 
 if TYPE_CHECKING:
     from fxc.pipeline import BuildResult
@@ -25,12 +25,22 @@ def built(result: BuildResult) -> None:
     else:
         compiled, reused = result.binaries["compiled"], result.binaries["reused"]
         render.line(f"built: {pieces}; {render.count(compiled, 'binary')} compiled, {reused} reused ({took})")
+    for entry in result.passes:
+        if entry.missed:
+            render.line(f"warning: {_missed(entry)}")
     if not result.proved:
         render.line("not compared with eager: it was built with --no-prove")
     elif result.unproved:
         first = result.unproved[0]
         points = render.count(len(result.unproved), "point")
         render.line(f"{points} not compared with eager ({first.piece[:12]} at {first.shape}: {first.reason})")
+
+
+def _missed(entry: PassReport) -> str:
+    misses = [(site, miss) for site in entry.sites for miss in site.near_misses]
+    site, miss = misses[0]
+    more = f", and {len(misses) - 1} more: see `fxc inspect`" if len(misses) > 1 else ""
+    return f"pass {entry.name} matched nothing: {miss.node} of {site.piece} at {site.shape}: {miss.reason}{more}"
 
 
 def warmed(result: WarmResult) -> None:
@@ -77,8 +87,7 @@ def show(artifact: Artifact, *, verbose: bool) -> None:
     render.table("", ("", ""), _facts(artifact))
     _layouts(manifest, verbose)
     _programs(manifest)
-    passes = [(entry.name, str(entry.matches)) for entry in manifest.passes]
-    render.table("passes" if passes else "no passes", ("name", "matches"), passes, ("matches",))
+    _passes(manifest, verbose)
     _binaries(manifest)
     factors = [(factor.name, factor.value if verbose else _short(factor.value)) for factor in manifest.factors]
     render.table("key", ("factor", "value"), factors)
@@ -134,6 +143,21 @@ def _layouts(manifest: Manifest, verbose: bool) -> None:
 def _programs(manifest: Manifest) -> None:
     rows = [(p.range.label, p.step, render.count(len(p.binaries), "piece")) for p in manifest.programs]
     render.table("programs", ("serves", "step", "compiled"), rows)
+
+
+def _passes(manifest: Manifest, verbose: bool) -> None:
+    passes = [(p.name, str(p.matches), str(sum(len(s.near_misses) for s in p.sites))) for p in manifest.passes]
+    header = ("name", "matches", "near misses")
+    render.table("passes" if passes else "no passes", header, passes, header[1:])
+    sites = [(entry.name, site) for entry in manifest.passes for site in entry.sites]
+    misses = [(name, s.piece, s.shape, miss.node, miss.reason) for name, s in sites for miss in s.near_misses]
+    limit = len(misses) if verbose else 8
+    more = f", the first {limit}" if len(misses) > limit else ""
+    if misses:
+        render.table(f"near misses{more}", ("pass", "piece", "shape", "node", "reason"), misses[:limit])
+    found = [(name, s.piece, s.shape, " ".join(s.matches)) for name, s in sites if s.matches]
+    if verbose and found:
+        render.table("matches", ("pass", "piece", "shape", "nodes"), found)
 
 
 def _binaries(manifest: Manifest) -> None:

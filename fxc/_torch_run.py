@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,9 +21,14 @@ DISPATCH_DUMP = "torch._C._dispatch_dump"
 
 STORAGE = "torch._C._construct_storage_from_data_pointer"
 COPY = "torch._foreach_copy_"
+BEGIN_POOL = "torch._C._cuda_beginAllocateCurrentThreadToPool"
+END_POOL = "torch._C._cuda_endAllocateToPool"
+RELEASE_POOL = "torch._C._cuda_releasePool"
 
 NAMES = (CPU_RUNNER, SET_GRAD, OPDEFS, DISPATCH_DUMP, STORAGE, COPY)
-"""What every torch must have; `CUDA_RUNNER` only builds with CUDA."""
+"""What every torch must have."""
+CUDA_NAMES = (CUDA_RUNNER, BEGIN_POOL, END_POOL, RELEASE_POOL)
+"""What builds with CUDA must have."""
 
 Piece = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 """A compiled piece: tensors in, tensors out, in the order of its graph."""
@@ -48,7 +53,7 @@ def require(name: str) -> Any:
     """
     found = find(name)
     if found is None:
-        built = "" if torch.version.cuda or name != CUDA_RUNNER else ", a build without CUDA,"
+        built = "" if torch.version.cuda or name not in CUDA_NAMES else ", a build without CUDA,"
         raise IncompatibleError(
             f"torch {torch.__version__}{built} has no {name}, which fxc needs to run compiled pieces",
             "install a torch release that fxc supports (2.11 or later)",
@@ -132,6 +137,17 @@ def _weak(tensor: torch.Tensor) -> torch.Tensor:
     storage = require(STORAGE)(tensor.untyped_storage().data_ptr(), tensor.device, tensor.untyped_storage().nbytes())
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+@contextlib.contextmanager
+def pool(device: torch.device, handle: Any) -> Iterator[None]:
+    """What the thread allocates inside comes out of a memory pool of CUDA graphs."""
+    require(BEGIN_POOL)(device.index, handle)
+    try:
+        yield
+    finally:
+        require(END_POOL)(device.index, handle)
+        require(RELEASE_POOL)(device.index, handle)
 
 
 def copy_all(into: list[torch.Tensor], values: Iterable[torch.Tensor]) -> None:

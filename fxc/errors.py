@@ -3,6 +3,7 @@
 FxcError                    1
 ├── BuildError              1  the work failed
 │   ├── TraceError             a model that torch.export cannot capture
+│   ├── PassError              a graph pass that fails, or finds another number of places than was asked for
 │   ├── CompileError           a piece that the compiler refuses
 │   └── ProofError             a piece whose binary does not equal eager
 ├── RunError                1  a call that a loaded program refuses
@@ -44,6 +45,10 @@ class BuildError(FxcError):
 
 class TraceError(BuildError):
     """The model cannot be captured as one graph for all promised shapes."""
+
+
+class PassError(BuildError):
+    """A graph pass failed, left a graph that is not valid, or did not match as often as `passes.NAME.expect` says."""
 
 
 class CompileError(BuildError):

@@ -186,12 +186,14 @@ def parse_graph(text: str) -> tuple[fx.Graph, list[str]]:
     """The graph of one printed function, and the layouts of its placeholders. The inverse of `print_graph`."""
     function = ast.parse(text).body[0]
     assert isinstance(function, ast.FunctionDef)
+    noted = dict(_NOTED.findall(text))
     graph = fx.Graph()
     nodes: dict[str, fx.Node] = {}
     layouts = []
     for argument in function.args.args:
         assert isinstance(argument.annotation, ast.Constant)
         nodes[argument.arg] = graph.placeholder(argument.arg)
+        nodes[argument.arg].meta["layout"] = argument.annotation.value
         layouts.append(str(argument.annotation.value))
     for statement in function.body:
         if isinstance(statement, ast.Return):
@@ -203,7 +205,12 @@ def parse_graph(text: str) -> tuple[fx.Graph, list[str]]:
             target, args, kwargs = _call(statement.value, nodes)
             name = statement.targets[0].id
             nodes[name] = graph.create_node("call_function", target, args, kwargs, name=name)
+            nodes[name].meta["layout"] = noted.get(name)
     return graph, layouts
+
+
+_NOTED = re.compile(r"^ +(\w+) = .*  # (\w+\[.*\])$", re.MULTILINE)
+"""A node and the layout that stands behind it."""
 
 
 def _call(expression: ast.expr, nodes: dict[str, fx.Node]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -52,6 +52,10 @@ class Unit:
     target: Target
     label: str
     """For people: `piece_1 num_tokens=8`."""
+    text: str = ""
+    """What passes made of the piece's text; empty where they found nothing."""
+    passes: str = ""
+    """Identity of the passes that did."""
 
     @property
     def key(self) -> str:
@@ -60,14 +64,20 @@ class Unit:
             [
                 ("lower", VERSION),
                 ("piece", self.piece.text),
+                ("passes", self.passes),
+                ("rewritten", self.text),
                 ("ops", "\n".join(self.piece.custom_ops)),
-                ("kernels", KERNELS if self.target.device == "cuda" and self.piece.custom_ops else ""),
+                ("kernels", KERNELS if self._has_kernels else ""),
                 ("range", self.range.label),
                 ("hints", repr(sorted(self.dims().items()))),
                 ("options", repr(sorted(self.options))),
                 ("target", msgspec.json.encode(self.target).decode()),
             ]
         )
+
+    @property
+    def _has_kernels(self) -> bool:
+        return (self.target.device == "cuda" and bool(self.piece.custom_ops)) or "torch.ops.fxc." in self.text
 
     def dims(self) -> dict[str, tuple[int, int, int]]:
         """Per dimension: lowest, highest, hint."""
@@ -85,7 +95,7 @@ def hint(low: int, high: int) -> int:
 
 
 def unit(piece: Piece, box: Range, level: int, target: Target, name: str) -> Unit:
-    """The unit for a piece in a program for `box`."""
+    """The unit for a piece in a program for `box`, before passes."""
     own = Range(tuple(bound for bound in box.bounds if bound[0] in piece.dims))
     return Unit(piece, own, tuple(sorted(options(level, own.is_size, target).items())), target, f"{name} {own.label}")
 
@@ -225,7 +235,8 @@ class Lowering:
             self._check(number, entry)
             return
         job = CompileJob(
-            id=number, text=unit.piece.text, dims=unit.dims(), target=unit.target, options=dict(unit.options),
+            id=number, text=unit.text or unit.piece.text, dims=unit.dims(), target=unit.target,
+            options=dict(unit.options),
             imports=self._imports(unit), directory=str(entry.directory), scratch=str(self.cache.scratch("compiler")),
             fast=fast,
         )  # fmt: skip
@@ -314,5 +325,6 @@ def _failure(unit: Unit, reply: Reply, checking: bool) -> CompileError | ProofEr
             if "crashed" in reply.error
             else "`-v` shows more; where memory is short, use fewer --jobs",
         )
-    error.add_note(f"piece:\n{unit.piece.text}\n{reply.detail}")
+    rewritten = f"after passes:\n{unit.text}\n" if unit.text else ""
+    error.add_note(f"piece:\n{unit.piece.text}\n{rewritten}{reply.detail}")
     return error

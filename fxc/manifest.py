@@ -72,6 +72,8 @@ class Piece(_Record, frozen=True):
     """Digest of the canonical text: equal pieces share it. For an eager piece, the qualified name of the op."""
     ops: int = 1
     """Number of calls in the piece's graph."""
+    dims: tuple[str, ...] = ()
+    """Dimensions that a compiled piece's shapes depend on."""
 
 
 class Program(_Record, frozen=True):
@@ -152,9 +154,36 @@ class Factor(_Record, frozen=True):
     """The value itself where it is short, else its digest."""
 
 
+class NearMiss(_Record, frozen=True):
+    """A place that looks like one for a pass, and what is different there."""
+
+    node: str
+    """Name in the piece, as the pass saw it."""
+    reason: str
+
+
+class PassSite(_Record, frozen=True):
+    """What a pass found in a piece for a range or size."""
+
+    piece: str
+    """`piece_1`."""
+    shape: str
+    """Label of the range or size."""
+    matches: tuple[str, ...] = ()
+    """Nodes that it replaced."""
+    near_misses: tuple[NearMiss, ...] = ()
+
+
 class PassReport(_Record, frozen=True):
+    """A graph pass that ran."""
+
     name: str
     matches: int
+    """In the unique pieces of the general program."""
+    missed: bool = False
+    """Whether it found nothing anywhere, although there were places to look at closely."""
+    sites: tuple[PassSite, ...] = ()
+    """Pieces where there were."""
 
 
 class CustomOp(_Record, frozen=True):

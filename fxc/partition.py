@@ -8,8 +8,9 @@ into is made again on the other side, so that both sides share memory with the t
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch import fx
@@ -72,16 +73,17 @@ def is_splitting(node: fx.Node, names: Sequence[str]) -> bool:
     if not isinstance(target, OpOverload):
         return False
     name = schema(target).name
-    if _is_named(node, names):
+    if _name_among(node, names) is not None:
         return True
     if name in _COPIES and _protects(node):
         return True
     return target.namespace not in OWN_NAMESPACES and has_effect(target)
 
 
-def _is_named(node: fx.Node, names: Sequence[str]) -> bool:
+def _name_among(node: fx.Node, names: Collection[str]) -> str | None:
+    """Which of `names` means the op, with or without its overload."""
     name = schema(node.target).name
-    return name in names or f"{name}.{overload(node.target)}" in names
+    return next((given for given in (name, f"{name}.{overload(node.target)}") if given in names), None)
 
 
 def _protects(node: fx.Node) -> bool:
@@ -91,24 +93,31 @@ def _protects(node: fx.Node) -> bool:
     return any(root.meta.get("written_by_custom") for root in (source, source.meta.get("base", source), node))
 
 
-def partition(traced: Traced, splitting_ops: Sequence[str], compiled_ops: Sequence[str] = ()) -> Partition:
+def partition(
+    traced: Traced, splitting_ops: Sequence[str], compiled_ops: Mapping[str, OpOverload] = MappingProxyType({})
+) -> Partition:
     """Cut the graph. Nodes between two cuts are one piece, in their original order.
 
     Args:
         splitting_ops: qualified names of the ops to cut at; an overload may be named.
-        compiled_ops: those of them that are pieces of their own instead of eager calls.
+        compiled_ops: those of them that are pieces of their own instead of eager calls, and the overload that writes
+            into an argument `out`, which such a piece calls.
     """
     nodes = [node for node in traced.graph.nodes if node.op == "call_function"]
     _mark_custom_writes(nodes)
     region: dict[fx.Node, int] = {}
     eager: dict[int, fx.Node] = {}
+    outs: dict[int, OpOverload] = {}
     current = 0
     for node in nodes:
         if node.target is operator.getitem and node.args[0] in region and region[node.args[0]] in eager:
             region[node] = region[node.args[0]]
         elif is_splitting(node, splitting_ops):
-            if not _is_named(node, compiled_ops):
+            name = _name_among(node, compiled_ops)
+            if name is None:
                 eager[current + 1] = node
+            else:
+                outs[current + 1] = compiled_ops[name]
             region[node] = current + 1
             current += 2
         elif not is_scalar(node) or reads_data(node):
@@ -120,7 +129,7 @@ def partition(traced: Traced, splitting_ops: Sequence[str], compiled_ops: Sequen
     for index in sorted(members):
         if index in eager or all("base" in node.meta for node in members[index]):
             result.statements += _eager(members[index], index, region)
-        elif (call := Region(traced, members[index], index, region).call()) is not None:
+        elif (call := Region(traced, members[index], index, region, outs.get(index)).call()) is not None:
             result.statements.append(call)
     output = next(iter(reversed(traced.graph.nodes)))
     result.tail = needed_views(output.all_input_nodes, current + 1, region)

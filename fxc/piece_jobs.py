@@ -18,7 +18,7 @@ from fxc import _torch_build, _torch_run
 from fxc._worker import CheckJob, CompileJob
 from fxc.graph_run import copied, drawn
 from fxc.graph_text import parse_graph, parse_layout
-from fxc.ops import paged, paged_attention
+from fxc.ops import paged, paged_attention, paged_attention_out
 from fxc.prove import POINT_BYTES, affordable, compare
 from fxc.scalars import compute
 from fxc.shapes import point_label
@@ -27,7 +27,8 @@ from fxc.target import Target
 
 def import_ops(names: tuple[str, ...]) -> None:
     """Import what registers custom ops."""
-    import fxc.ops  # noqa: F401
+    import fxc.ops
+    import fxc.ops.fp8  # noqa: F401
 
     for name in names:
         if name.endswith(".py"):
@@ -63,13 +64,29 @@ def compile_piece(job: CompileJob) -> dict[str, Any]:
 
 
 def _kernels(target: Target) -> dict[Any, Callable[..., Any]]:
-    """Ops that a binary for this target has the kernels of, and what launches those."""
-    if target.device != "cuda":
-        return {}
-    from fxc.ops import paged_attention, paged_triton
+    """Ops that a binary for this target has the kernels of, and what launches those; on the CPU what the compiler makes
+    of their references."""
+    from fxc.ops import fp8
 
-    sms = int(target.properties["multi_processor_count"])
-    return {paged_attention: partial(paged_triton.attend, call=paged_triton.trace, sms=sms)}
+    if target.device != "cuda":
+        return {fp8.norm_fp8: fp8.norm_reference, fp8.gated_fp8: fp8.gated_reference}
+    from fxc.ops import fp8_triton, paged_triton
+
+    attend = partial(paged_triton.attend, call=paged_triton.trace, sms=int(target.properties["multi_processor_count"]))
+
+    def attend_into(*args: Any, **options: Any) -> None:
+        attend(*args, **options)
+
+    return {
+        paged_attention: attend,
+        paged_attention_out: attend_into,
+        fp8.norm_fp8: partial(fp8_triton.norm, call=paged_triton.trace),
+        fp8.gated_fp8: partial(fp8_triton.gated, call=paged_triton.trace),
+    }
+
+
+PLAIN = {paged_attention: paged.reference, paged_attention_out: paged.reference_out}
+"""Ops that a CUDA binary has kernels of, and what computes the same without them."""
 
 
 def _require_device(target: Target) -> None:
@@ -102,7 +119,7 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
     import_ops(job.imports)
     run = _torch_run.runner(Path(job.library), torch.device(job.device))
     graph, layouts = parse_graph(job.text)
-    compiled = [node for node in graph.nodes if node.target is paged_attention] if job.device == "cuda" else []
+    compiled = [node for node in graph.nodes if node.target in PLAIN] if job.device == "cuda" else []
     given = list(graph.find_nodes(op="placeholder"))[:6]
     if any(list(node.args[:6]) != given for node in compiled):
         reason = "arguments of attention are made in the piece: made-up ones would not fit together"
@@ -111,7 +128,7 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
             "unproved": [{"shape": point_label(job.points[0]), "reason": reason}] if job.points else [],
         }
     for node in compiled:  # not the kernels that the binary has, too
-        node.target = paged.reference
+        node.target = PLAIN[node.target]
     eager = fx.GraphModule({}, graph)
     proof, unproved = [], []
     budget = min(POINT_BYTES, _free_bytes(job.device) // (4 * job.share))

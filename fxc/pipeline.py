@@ -25,6 +25,7 @@ from fxc.target import Target
 
 if TYPE_CHECKING:
     from fxc.lower import Lowered
+    from fxc.passes import Pass
     from fxc.plan import Plan
 
 
@@ -68,6 +69,7 @@ def build(
     path: str | Path, *, overrides: Iterable[str] = (), level: int | None = None, jobs: int | None = None,
     force: bool = False, prove: bool = True, rank: int | None = None, world_size: int | None = None,
     dp_rank: int | None = None, cache_dir: str | Path | None = None, observer: Observer | None = None,
+    passes: Sequence[Pass] = (),
 ) -> BuildResult:  # fmt: skip
     """Make the artifact for a model.yaml, or find it.
 
@@ -84,6 +86,7 @@ def build(
         force: compile even what is in the cache.
         prove: compare binaries with eager.
         rank: position in a distributed job; RANK and WORLD_SIZE by default.
+        passes: graph passes that run after those of model.yaml. With some, the model is always traced.
 
     Raises:
         SpecError: something is wrong with model.yaml or with what it names.
@@ -98,11 +101,11 @@ def build(
     count = jobs if jobs is not None else len(os.sched_getaffinity(0))
     if count < 1:
         raise UsageError(f"--jobs {count}: expected 1 or more")
-    found = None if force else identity.find(spec, directory, place, cache, compiler=True)
+    found = None if force or passes else identity.find(spec, directory, place, cache, compiler=True)
     if found is not None and identity.intact(cache, found, place, prove):
         return _hit(cache, found, {}, start)
     try:
-        return _miss(spec, directory, place, cache, count, force, prove, observer, start)
+        return _miss(spec, directory, place, cache, count, force, prove, observer, start, passes)
     except SpecError as error:  # found out while the model was looked up or constructed
         if str(path) in error.message:
             raise
@@ -111,7 +114,7 @@ def build(
 
 def _miss(
     spec: Spec, directory: Path, place: Ranks, cache: Cache, jobs: int, force: bool, prove: bool, observer: Observer,
-    start: float,
+    start: float, passes: Sequence[Pass],
 ) -> BuildResult:  # fmt: skip
     """Trace; then compile what the cache lacks, and publish."""
     from fxc.pool import Pool
@@ -125,14 +128,15 @@ def _miss(
         from fxc.plan import make_plan
 
         with _TRACING:
-            plan = make_plan(spec, directory, target)
+            plan = make_plan(spec, directory, target, passes)
         observer.phase_done("trace", plan.seconds["trace"])
         observer.phase_done("partition", plan.seconds["partition"])
         manifest = plan.manifest
         direct = identity.direct_key(spec, target, place)
         if not force and identity.intact(cache, manifest.hash, place, prove):
             with contextlib.suppress(CacheIOError):  # a read-only cache
-                identity.remember(cache, direct, manifest)
+                if not passes:
+                    identity.remember(cache, direct, manifest)
             return _hit(cache, manifest.hash, plan.seconds, start)
         rehearsal = _rehearse(plan, spec.device) if prove else _rehearsed(cache, plan)
         lowered = _lower(plan, cache, pool, prove, force, observer)
@@ -148,7 +152,8 @@ def _miss(
         seconds={**plan.seconds, "total": time.perf_counter() - start},
     )  # fmt: skip
     cache.publish(manifest, place.directory, plan.files, lowered.binaries, world_size=place.world_size)
-    identity.remember(cache, direct, manifest)
+    if not passes:
+        identity.remember(cache, direct, manifest)
     plan.seconds["publish"] = time.perf_counter() - at
     observer.phase_done("publish", plan.seconds["publish"])
     return _result(

@@ -15,19 +15,19 @@ import torch
 from safetensors.torch import save as save_tensors
 
 import fxc.ops
-from fxc import identity, lower, prove, stitch, trace
+from fxc import identity, lower, prove, rewrite, stitch, trace
 from fxc._torch_build import OpOverload, schema
 from fxc.aside import kept_aside
 from fxc.cache import key
 from fxc.cases import cover
-from fxc.errors import SpecError, TraceError
+from fxc.errors import TraceError
 from fxc.graph_run import seeded
 from fxc.graph_text import print_graph
 from fxc.manifest import FORMAT, Constant, CustomOp, Factor, Input, Manifest, Piece, Program, Source, Weight
 from fxc.models import ModelSource, cache_inputs, expected_ops, instantiate, reads, resolve, stored_names
 from fxc.output import common_results
 from fxc.partition import Partition, check_splitting_ops, partition
-from fxc.passes import PIPELINE
+from fxc.passes import Pass
 from fxc.region import OWN_NAMESPACES, Call
 from fxc.shapes import Range
 from fxc.spec import Spec, check_spec
@@ -72,17 +72,20 @@ class Plan:
         return len(stitch.unique_pieces(self.parts.values()))
 
 
-def make_plan(spec: Spec, directory: Path, target: Target) -> Plan:
-    """Trace and partition. Writes nothing.
+def make_plan(spec: Spec, directory: Path, target: Target, extra: Sequence[Pass] = ()) -> Plan:
+    """Trace, partition, run passes. Writes nothing.
+
+    Args:
+        extra: passes that run after all others.
 
     Raises:
-        SpecError: the model cannot be found or constructed.
+        SpecError: the model or a pass cannot be found or constructed.
         TraceError: it cannot be traced.
+        PassError: a pass failed, or did not match as often as it has to.
     """
     start, began = time.perf_counter(), time.time_ns()
-    for name in spec.passes.keys() - set(PIPELINE):
-        raise SpecError(f"passes.{name}: there is no such pass", "this release has none: remove the key")
     with reads.recorded(directory) as read, seeded(spec.device):
+        passes, pass_files = rewrite.passes(spec, directory, extra)
         source = resolve(spec, directory)
         check_splitting_ops(spec.partition.splitting_ops)
         spec = msgspec.structs.replace(spec, inputs=dict(source.inputs), dims=dict(source.dims))
@@ -93,7 +96,7 @@ def make_plan(spec: Spec, directory: Path, target: Target) -> Plan:
         weights, all_names = _weights(model)
         shared = _shared(model)
         expected = expected_ops(model)
-        read_files = {*source.sources, *map(Path, trace.model_files(model))}
+        read_files = {*source.sources, *pass_files, *map(Path, trace.model_files(model))}
         trace.with_fake_weights(model, spec.device)
         traces = _trace(spec, model, expected)
     _check_shared(shared, traces)
@@ -104,10 +107,10 @@ def make_plan(spec: Spec, directory: Path, target: Target) -> Plan:
     gc.collect()
     traced_at = time.perf_counter()
     ops = spec.partition.splitting_ops
-    compiled = fxc.ops.COMPILED if target.device == "cuda" and spec.compile.level else ()
+    compiled = fxc.ops.COMPILED if target.device == "cuda" and spec.compile.level else {}
     parts = {f"step_{i}": partition(traced, ops, compiled) for i, traced in enumerate(traces)}
     records = identity.sources(sorted(read_files), read.variables, directory, began)
-    manifest, files, units = _assemble(spec, source, target, parts, weights, all_names, records)
+    manifest, files, units = _assemble(spec, source, target, parts, weights, all_names, records, passes)
     imports = tuple(str(directory / name) if name.endswith(".py") else name for name in source.imports)
     seconds = {"trace": traced_at - start, "partition": time.perf_counter() - traced_at}
     return Plan(manifest, files, units, parts, imports, seconds)
@@ -215,14 +218,15 @@ def _check_shared(shared: Iterable[_Shared], traces: Iterable[Traced]) -> None:
 
 def _assemble(
     spec: Spec, source: ModelSource, target: Target, parts: Mapping[str, Partition], weights: Mapping[str, Weight],
-    names: set[str], records: Sequence[Source],
+    names: set[str], records: Sequence[Source], passes: Sequence[Pass],
 ) -> tuple[Manifest, dict[str, bytes], list[lower.Unit]]:  # fmt: skip
     """The manifest, the files of the rank's directory, and what has to be compiled."""
     traces = [part.traced for part in parts.values()]
     used_weights, constants = _used(traces, weights)
     unique = stitch.unique_pieces(parts.values())
     numbers = {digest: f"piece_{index}" for index, digest in enumerate(unique)}
-    programs, units = _programs(spec, parts, target, numbers)
+    found = rewrite.Found(passes)
+    programs, units = _programs(spec, parts, target, numbers, found)
     title = f"{source.name}, traced by fxc {identity.fxc_version()}."
     order = [weight.name for weight in used_weights] + list(constants)
     functions = {digest: call.piece.text for digest, call in unique.items()} if spec.compile.level == 0 else None
@@ -234,7 +238,9 @@ def _assemble(
     unused = sorted(names - {name for weight in used_weights for name in (weight.name, *weight.aliases)})
     custom_ops = _custom_ops(parts.values(), source.imports)
     bound = msgspec.json.encode([used_weights, unused, custom_ops])
-    factors = _factors(spec, target, code, unique, programs, files.get("constants.safetensors", b""), bound)
+    factors = _factors(
+        spec, target, code, unique, programs, files.get("constants.safetensors", b""), bound, found.identity
+    )
     manifest = Manifest(
         hash=identity.content_key(factors),
         fxc=identity.fxc_version(),
@@ -266,6 +272,7 @@ def _assemble(
         programs=programs,
         pieces={name: _pieces(part, numbers) for name, part in parts.items()},
         binaries={},
+        passes=found.reports(),
         custom_ops=custom_ops,
         sources=tuple(records),
         tolerances=prove.TOLERANCES,
@@ -305,19 +312,21 @@ def _used(traces: Iterable[Traced], weights: Mapping[str, Weight]) -> tuple[list
 
 
 def _programs(
-    spec: Spec, parts: Mapping[str, Partition], target: Target, numbers: Mapping[str, str]
+    spec: Spec, parts: Mapping[str, Partition], target: Target, numbers: Mapping[str, str], found: rewrite.Found
 ) -> tuple[tuple[Program, ...], list[lower.Unit]]:
     """One program per size, then one per range of the general program, cut where another graph begins."""
     programs: list[Program] = []
     units: dict[str, lower.Unit] = {}
-    for box in [*spec.sizes(), *spec.ranges()]:
+    general = spec.ranges()
+    for box in [*spec.sizes(), *general]:
         for step, part in parts.items():
             inner = _intersection(box, part.traced.range)
             if inner is None:
                 continue
             keys = []
             for call in part.calls if spec.compile.level else ():
-                unit = lower.unit(call.piece, inner, spec.compile.level, target, numbers[call.piece.unique])
+                plain = lower.unit(call.piece, inner, spec.compile.level, target, numbers[call.piece.unique])
+                unit = found.rewritten(plain, numbers[call.piece.unique], box in general)
                 keys.append(unit.key)
                 units.setdefault(unit.key, unit)
             programs.append(Program(range=inner, step=step, binaries=tuple(keys)))
@@ -334,7 +343,7 @@ def _intersection(left: Range, right: Range) -> Range | None:
 
 def _pieces(part: Partition, numbers: Mapping[str, str]) -> tuple[Piece, ...]:
     return tuple(
-        Piece(name=numbers[s.piece.unique], kind="compiled", unique=s.piece.unique, ops=s.piece.ops)
+        Piece(numbers[s.piece.unique], "compiled", s.piece.unique, s.piece.ops, s.piece.dims)
         if isinstance(s, Call)
         else Piece(name=_qualified(s.node), kind="eager", unique=_qualified(s.node))
         for s in part.statements
@@ -357,7 +366,7 @@ def _custom_ops(parts: Iterable[Partition], imports: Sequence[str]) -> tuple[Cus
 
 def _factors(
     spec: Spec, target: Target, code: str, unique: Mapping[str, Call], programs: Sequence[Program], constants: bytes,
-    bound: bytes,
+    bound: bytes, passes: str,
 ) -> tuple[Factor, ...]:  # fmt: skip
     """What the artifact's name digests, in order. Not capture sizes, graph mode, ranks, paths, users or environment."""
     body = code[code.index('"""', 3) + 3 :]  # without the title
@@ -371,7 +380,7 @@ def _factors(
         ("programs", " ".join(program.range.label for program in programs)),
         ("level", str(spec.compile.level)),
         ("lowering", lower.VERSION),
-        ("passes", msgspec.json.encode(spec.passes, order="deterministic").decode()),
+        ("passes", passes),
         ("constants", key.digest(constants)),
         (
             "kernels",

@@ -48,6 +48,8 @@ class Call:
     piece: Piece
     args: list[fx.Node]
     results: list[fx.Node]
+    into: bool = False
+    """The step makes the result, which is also the last argument; the piece writes into it and returns nothing."""
 
 
 def reads_data(node: fx.Node) -> bool:
@@ -73,11 +75,19 @@ def needed_views(used: Iterable[fx.Node], index: int, region: Mapping[fx.Node, i
 class Region:
     """Builds one piece out of the nodes of a region."""
 
-    def __init__(self, traced: Traced, members: list[fx.Node], index: int, region: Mapping[fx.Node, int]) -> None:
+    def __init__(
+        self, traced: Traced, members: list[fx.Node], index: int, region: Mapping[fx.Node, int],
+        out: OpOverload | None = None,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            out: of a region of one op, the overload that writes its result into an argument `out`.
+        """
         used = [arg for node in members for arg in node.all_input_nodes]
         self.traced = traced
         self.region = region
         self.index = index
+        self.out = out
         views = needed_views(used, index, region)
         self.members = [*views, *members]
         self.local = set(self.members)
@@ -98,20 +108,29 @@ class Region:
                     self.inputs.append(arg)
         for carrier in self._carriers(body):
             self.inputs.append(carrier)
+        if self.out is not None:
+            self.inputs += results
         for node in self.inputs:
             self._check_border(node)
             self.copies[node] = self.graph.placeholder(node.name)
             self.copies[node].meta["layout"] = node.meta["layout"]
-        for node in body:
+        for node in body if self.out is None else ():
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self._copy)
             new = self.graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
             new.meta["layout"] = node.meta.get("layout")
             self.copies[node] = new
         for node in results:
             self._check_border(node)
-        self.graph.output(tuple(self.copies[node] for node in results))
+        if self.out is not None:
+            self._write_into(self.out, *results)
+        self.graph.output(() if self.out else tuple(self.copies[node] for node in results))
         rename(self.graph)
-        return Call(self._piece(body), self.inputs, results)
+        return Call(self._piece(body), self.inputs, results, into=self.out is not None)
+
+    def _write_into(self, out: OpOverload, node: fx.Node) -> None:
+        """In place of `node`, an op that writes its value into the placeholder which stands for it."""
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self._copy)
+        self.graph.call_function(out, args, {**kwargs, "out": self.copies[node]})
 
     def _leaves(self, node: fx.Node) -> bool:
         """Whether a tensor is used outside, other than by views that are made again there."""
@@ -229,7 +248,7 @@ class Region:
 
     def _piece(self, body: list[fx.Node]) -> Piece:
         text = print_graph(self.graph, "piece")
-        overloads = [node.target for node in body if isinstance(node.target, OpOverload)]
+        overloads = [node.target for node in self.graph.nodes if isinstance(node.target, OpOverload)]
         custom = sorted({str(schema(o)) for o in overloads if o.namespace not in OWN_NAMESPACES})
         words = set().union(*(_layout_words(node) for node in self.inputs))
         return Piece(

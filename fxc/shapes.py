@@ -132,6 +132,14 @@ def edge_points(box: Range, extra: Iterable[Mapping[str, int]] = ()) -> tuple[di
     return tuple(points)
 
 
+def whole(ranges: Sequence[Range]) -> dict[str, tuple[int, int]]:
+    """Lowest and highest value of each dimension over all ranges."""
+    return {
+        name: (min(box.bounds[axis][1] for box in ranges), max(box.bounds[axis][2] for box in ranges))
+        for axis, (name, _, _) in enumerate(ranges[0].bounds)
+    }
+
+
 def select(ranges: Sequence[Range], values: Mapping[str, int]) -> int:
     """Index of the program that serves `values`: of those that hold it the first with the fewest free dimensions, which
     is the exact size where there is one.

@@ -30,6 +30,7 @@ _RESERVED = {
     "collections",
     "pieces",
     "weights",
+    "empty",
     "step",
     "WEIGHTS",
     "PIECES",
@@ -80,6 +81,7 @@ _CONVENTION = """\
 Each step function is called once, with
     pieces   one callable per call of a compiled piece, in order: a list of tensors to a list of tensors
     weights  the tensors named in WEIGHTS, in that order
+    empty    makes the tensors that a piece writes its result into
 and returns the function that computes the model. New tensors are made on DEVICE, which a loader sets beforehand.
 """
 
@@ -189,7 +191,7 @@ class _Step:
         body = self._body()
         indent = "    "
         count = len(self.part.calls)
-        lines = [f"def {self.name}(pieces, weights):", f'    """{self.part.traced.range.label}."""']
+        lines = [f"def {self.name}(pieces, weights, empty=torch.empty):", f'    """{self.part.traced.range.label}."""']
         if count:
             lines.append(f"    {', '.join(f'piece_{i}' for i in range(count))}{',' if count == 1 else ''} = pieces")
         if self.weight_names:
@@ -246,9 +248,18 @@ class _Step:
         comment = "; ".join(str(node.meta["layout"]) for node in call.results)
         arguments = ", ".join(self._name(node) for node in call.args)
         line = f"piece_{index}([{arguments}])"
+        if call.into:
+            return [self._empty(*call.results), line], call.results, call.args
         if call.results:
             line = f"{results} = {line}  # {comment}"
         return [line], call.results, call.args
+
+    def _empty(self, node: fx.Node) -> str:
+        """Makes the tensor that the next piece writes into."""
+        dtype, sizes, _ = parse_layout(node.meta["layout"])
+        shape = ", ".join(WORD.sub(lambda name: self.dims.get(name[0], name[0]), size) for size in sizes)
+        device = self._argument(node.meta["val"].device)
+        return f"{self._name(node)} = empty(({shape},), dtype={dtype}, device={_text(device)})  # {node.meta['layout']}"
 
     def _eager(self, statement: Eager) -> tuple[list[str], list[fx.Node], list[fx.Node]]:
         node = statement.node

@@ -1,6 +1,25 @@
-"""Graph passes, in the order in which they run."""
+"""Graph passes: rewrites of a piece between the cut and the compiler, in the order in which they run.
+
+Collective passes (all-reduce with RMSNorm, sequence parallelism) will stand between the clean-up and the fusions.
+"""
 
 from __future__ import annotations
 
-PIPELINE: tuple[str, ...] = ()
-"""Names of the passes, the keys that `passes` in model.yaml may have. There are none yet."""
+from fxc.passes.base import Fusion, NearMiss, New, Outcome, Pass
+from fxc.passes.gated_quant import GatedQuant
+from fxc.passes.manager import Ran, configure, enabled, identity, run
+from fxc.passes.match import Found
+from fxc.passes.noop import NoOp
+from fxc.passes.norm_quant import NormQuant
+
+__all__ = [
+    "PIPELINE", "Found", "Fusion", "NearMiss", "New", "Outcome", "Pass", "Ran", "configure", "enabled", "identity",
+    "run",
+]  # fmt: skip
+
+PIPELINE: tuple[type[Pass], ...] = (
+    NoOp,  # first: what does nothing hides patterns
+    NormQuant,
+    GatedQuant,
+)
+"""Passes that every build knows; a user's own run after them."""

@@ -97,7 +97,7 @@ def test_an_artifact_is_loaded_onto_a_device(tmp_path: Path) -> None:
     program(torch.ones(4, 8), torch.ones(4, 8))
     artifact = Artifact.open(Path(built.path))
     assert _execute(artifact, "rank_0_0/transformed_code.py", torch.device("meta"))["DEVICE"] == torch.device("meta")
-    assert program._factories[0].func.__globals__["DEVICE"] == program.device  # type: ignore[attr-defined]
+    assert program._factories[0].make.__globals__["DEVICE"] == program.device
 
 
 def test_a_dimension_is_taken_only_where_it_is_used() -> None:

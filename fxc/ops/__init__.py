@@ -8,5 +8,6 @@ from fxc.ops.paged import paged_attention, paged_attention_out
 
 __all__ = ["COMPILED", "attention", "kv_write", "paged_attention", "paged_attention_out"]
 
-COMPILED = ("fxc::attention.paged",)
-"""Ops whose CUDA kernels are Triton's: a build makes a binary of each call, so that a server compiles nothing."""
+COMPILED = {"fxc::attention.paged": paged_attention_out}
+"""Ops whose CUDA kernels are Triton's, and what writes the result into a tensor that is handed over: a build makes a
+binary of each call, so that a server compiles nothing, and the step decides where the result lies."""

@@ -41,11 +41,11 @@ SHAPES = {
 def reference(q: Tensor, k_cache: Tensor, v_cache: Tensor, *more: Any, **options: Any) -> Tensor:
     """The op on the CPU; right on any device."""
     out = q.new_empty((*q.shape[:-1], v_cache.shape[-1]))
-    _paged_out(q, k_cache, v_cache, *more, out=out, **options)
+    reference_out(q, k_cache, v_cache, *more, out=out, **options)
     return out
 
 
-def _paged_out(
+def reference_out(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -219,7 +219,7 @@ for _name, _schema in (
 ):
     _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
 _library.impl("attention.paged", reference, "CPU")
-_library.impl("attention.paged_out", _paged_out, "CPU")
+_library.impl("attention.paged_out", reference_out, "CPU")
 _library.impl("attention.paged", _paged_cuda, "CUDA")
 _library.impl("attention.paged_out", _paged_out_cuda, "CUDA")
 # Not register_fake: see attention.py.

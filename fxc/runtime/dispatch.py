@@ -31,19 +31,20 @@ A shape of the wrong rank fails to unpack, a sparse tensor fails `is_contiguous`
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from threading import Lock
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
 from fxc import _torch_run
-from fxc.errors import DamagedError
+from fxc.errors import DamagedError, RunError
 from fxc.manifest import Input
 from fxc.runtime import inputs as full
-from fxc.shapes import Range, dims_of, parse_size
+from fxc.runtime.step import Step
+from fxc.shapes import Range, dims_of, parse_size, whole
 
-Step = Callable[..., Any]
 T = TypeVar("T")
 
 
@@ -60,9 +61,13 @@ def source(
 
 def compile_call(
     text: str, inputs: Sequence[Input], ranges: Sequence[Range], device: torch.device, steps: Sequence[Step],
-    bound: Mapping[str, torch.Tensor] | None = None,
+    bound: Mapping[str, torch.Tensor] | None = None, lock: Lock | None = None,
 ) -> Step:  # fmt: skip
-    """Make `call` of its text, one step per range, and the bound inputs by name."""
+    """Make `call` of its text, one step per range, and the bound inputs by name.
+
+    lock: held by the thread that is in the program, on cuda.
+    """
+    lock = lock or Lock()
     under = _underscores(inputs, ranges)
     names: dict[str, Any] = {
         "type": type,
@@ -72,6 +77,9 @@ def compile_call(
         "apart": full.apart,
         "refuse": lambda values: full.must_refuse(inputs, ranges, device, values, bound or {}),
         **{f"bound_{name}": tensor for name, tensor in (bound or {}).items()},
+        "enter": lock.acquire,
+        "leave": lock.release,
+        "busy": _busy,
         "grad_enabled": torch.is_grad_enabled,
         "set_grad": _torch_run.grad_switch(),
         "autocast": torch.is_autocast_enabled,
@@ -91,18 +99,17 @@ def _underscores(inputs: Sequence[Input], ranges: Sequence[Range]) -> str:
     return "_" * (1 + max((len(name) - len(name.lstrip("_")) for name in names), default=0))
 
 
+def _busy() -> NoReturn:
+    raise RunError(
+        "another thread is in this program: what they write would be mixed up",
+        "call it from one thread at a time, or load it once for each",
+    )
+
+
 def _plainly(kind: str, step: Step, *values: torch.Tensor) -> Any:
     """Run a step inside a caller's `torch.autocast`, which would cast some calls of compiled code and not others."""
     with torch.no_grad(), torch.autocast(kind, enabled=False):
         return step(*values)
-
-
-def _whole(ranges: Sequence[Range]) -> dict[str, tuple[int, int]]:
-    """Lowest and highest value of each dimension over all ranges."""
-    return {
-        name: (min(box.bounds[axis][1] for box in ranges), max(box.bounds[axis][2] for box in ranges))
-        for axis, (name, _, _) in enumerate(ranges[0].bounds)
-    }
 
 
 def _size_tables(ranges: Sequence[Range], steps: Sequence[T]) -> list[tuple[tuple[str, ...], dict[Any, T]]]:
@@ -112,12 +119,12 @@ def _size_tables(ranges: Sequence[Range], steps: Sequence[T]) -> list[tuple[tupl
     As long as that is what `shapes.select` does: sizes that fix as many other dimensions, or that do not serve all
     values of the dimensions that they leave free, have to be looked at one by one, and so has all that comes after.
     """
-    whole = _whole(ranges)
+    bounds = whole(ranges)
     levels: dict[int, dict[tuple[str, ...], dict[Any, T]]] = {}
     mixed = set()
     for box, step in zip(ranges, steps, strict=True):
         fixed = tuple((name, low) for name, low, high in box.bounds if low == high)
-        if any(low < high and whole[name] != (low, high) for name, low, high in box.bounds):
+        if any(low < high and bounds[name] != (low, high) for name, low, high in box.bounds):
             mixed.add(box.free)
         names, values = tuple(name for name, _ in fixed), tuple(value for _, value in fixed)
         table = levels.setdefault(box.free, {}).setdefault(names, {})
@@ -175,7 +182,15 @@ class _Writer:
                 yield f"if not {fit[0]}:" if len(fit) == 1 else f"if not ({' and '.join(fit)}):"
                 yield f"    {entry.name} = {u}contiguous({entry.name})"
         yield from self._pick()
-        yield from self._run()
+        if self.device.type == "cpu":
+            yield from self._run()
+            return
+        yield f"if not {u}enter(False):"
+        yield f"    {u}busy()"
+        yield "try:"
+        yield from self._indent(1, self._run())
+        yield "finally:"
+        yield f"    {u}leave()"
 
     def _check(self, entry: Input) -> tuple[str, list[str]]:
         """The line that takes the shape of an input apart, if it brings new dimensions, and its conditions."""
@@ -229,7 +244,7 @@ class _Writer:
             shown = "; ".join(box.label for box in table.values())
             others = [
                 f"not {low} <= {self._value(name)} <= {high}"
-                for name, (low, high) in _whole(self.ranges).items()
+                for name, (low, high) in whole(self.ranges).items()
                 if name not in names
             ]
             test = " or ".join([f"{u}step is None", *others])

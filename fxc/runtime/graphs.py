@@ -1,19 +1,18 @@
-"""CUDA graphs: one call of the whole program, recorded for a size and replayed.
+"""The CUDA graphs of a loaded program: captured for sizes, chosen for a batch, replayed.
 
-A replay reads and writes the addresses of the recording. Arguments of the call are copied into static buffers first;
-all sizes share these, as only one replays at a time. Weights and bound inputs are read where they lie. Results lie in
-the graphs' memory pool and are overwritten by the next replay of any size.
+A replay reads and writes the addresses of the recording. Arguments of the call are copied into static buffers first.
+Weights and bound inputs are read where they lie. Results lie in the graphs' memory pool and are overwritten by the next
+replay of any size.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -22,188 +21,272 @@ import torch
 from fxc import _torch_run
 from fxc.errors import RunError
 from fxc.manifest import Input, Tensor
+from fxc.runtime.capture_plan import Recorded
+from fxc.runtime.choice import BatchDescriptor, Captured, Choice, Mode, choose
+from fxc.runtime.piecewise import Piecewise
+from fxc.runtime.recorder import Recorder
+from fxc.runtime.static_inputs import StaticInputs, Views, stand_in
+from fxc.runtime.step import Step, StepFactory
 from fxc.shapes import dims_of, is_size, parse_size, point_label, size_at
 
-Step = Callable[..., Any]
+
+class CaptureError(RunError):
+    """An op cannot be captured."""
 
 
-class Recorded(msgspec.Struct, frozen=True):
-    """One captured size."""
+class Counters(msgspec.Struct):
+    """How calls were served since the capture."""
 
-    size: dict[str, int]
-    bytes: int
-    """What the memory reserved on the GPU grew by."""
-    seconds: float
+    full: int = 0
+    piecewise: int = 0
+    compiled: int = 0
+    """Without a graph."""
+    padding: int = 0
+    """Rows that were added, in all."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Wish:
     """A size to capture."""
 
-    point: dict[str, int]
-    """Of all dimensions."""
+    mode: Mode
+    size: dict[str, int]
+    """Full: values of all dimensions; piecewise: of some."""
+    factory: StepFactory
     step: Step
+    captured: tuple[bool, ...] = ()
+    """Piecewise: which of the step's calls of a piece have fixed shapes."""
+    wanted: bool = False
+    """A call could have used it before it was recorded."""
+    graph: _Graph | None = None
+
+    @property
+    def label(self) -> str:
+        """`full num_tokens=8`."""
+        return f"{self.mode} {point_label(self.size)}"
+
+
+@dataclass(frozen=True)
+class _Graph:
+    run: Callable[..., Any]
+    """Replays on what is in the static buffers, takes the arguments that have none, and gives the result."""
+    views: Views
 
 
 class Graphs:
-    """The captured sizes of one program, which share static inputs, a memory pool, and a turn to run."""
+    """All that is captured of one program: its sizes share static inputs and a memory pool."""
 
     def __init__(
-        self, inputs: Sequence[Input], results: Sequence[Tensor], held: Mapping[str, torch.Tensor],
-        written: Collection[str], device: torch.device, *, copy: bool,
+        self, inputs: Sequence[Input], results: Sequence[Tensor], weights: Mapping[str, torch.Tensor],
+        bound: Mapping[str, torch.Tensor], written: Collection[str], wishes: Sequence[Wish], recorder: Recorder, *,
+        copy: bool, failures: Mapping[Mode, str] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         """
         Args:
             inputs: of the program, in order.
             results: of the program, in order.
-            held: what the program reads where it lies, by name: weights, constants, bound inputs.
-            written: names of weights and constants that it writes into.
+            weights: weights and constants by name, in the order in which steps take them.
+            bound: inputs that do not come with each call.
+            written: names of weights and constants that the program writes into.
+            wishes: what may be captured.
             copy: whether results are copied, so that they stay as they are at the next call.
+            failures: why there is no graph of a mode that was wished for.
+
+        Raises:
+            RunError: the program writes into an input that comes with each call.
         """
-        self.inputs, self.results, self.held = inputs, results, dict(held)
-        self.device, self.copy = device, copy
+        self.inputs, self.results, self.copy, self.recorder = inputs, results, copy, recorder
+        self.failures = dict(failures)
+        self.counters = Counters()
         self.recorded: list[Recorded] = []
-        self.own = [entry for entry in inputs if not entry.bound]
-        self.positions = [position for position, entry in enumerate(inputs) if not entry.bound]
-        self.dims = list(dict.fromkeys(name for entry in self.own for name in dims_of(entry.shape)))
-        plain = all(is_size(part) for tensor in results for part in tensor.shape)
-        self.pads = bool(results) and plain and all(entry.pad is not None for entry in self.own)
-        for entry in self.own:
+        self.wishes = sorted(wishes, key=lambda wish: (wish.mode, -math.prod(wish.size.values())))
+        own = [entry for entry in inputs if not entry.bound]
+        for entry in own:
             if entry.mutated:
                 raise RunError(
                     f"the program writes into input {entry.name}, which a replay would do to a copy of it",
                     "declare the input with `bound: true`, and hand it over with program.bind_inputs",
                 )
-        self._written = [tensor for name, tensor in held.items() if name in written]
-        self._tensors = list(self.held.values())
+        self._weights, self._bound = dict(weights), dict(bound)
+        self._static = StaticInputs(own, [wish.size for wish in wishes], recorder.device)
+        self._dims = list(dict.fromkeys(name for entry in own for name in dims_of(entry.shape)))
+        self._places = [_place(inputs, name) for name in self._dims]
+        self._own = [position for position, entry in enumerate(inputs) if not entry.bound]
+        self._written = [weights[name] for name in written]
+        self._held = {**self._weights, **self._bound}
+        self._tensors = list(self._held.values())
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
-        self._busy = threading.Lock()
-        self._memory: dict[str, torch.Tensor] = {}
-        self._graphs: dict[tuple[int, ...], _Graph] = {}
+        self._unpadded: dict[Mode, str] = {}
+        if not results or not all(is_size(part) for tensor in results for part in tensor.shape):
+            refusal = "how the results' sizes follow from the dimensions is not known"
+            self._unpadded = {"full": refusal, "piecewise": refusal}
+        self._served: dict[tuple[int, ...], tuple[Wish | None, Choice]] = {}
 
-    def record(self, wishes: Sequence[Wish]) -> None:
-        """Capture every size, the largest first: smaller ones then fit into its memory.
+    def record(
+        self, *, marked: bool = False, memory_limit: int | None = None, known: Mapping[str, int] = MappingProxyType({})
+    ) -> list[Recorded]:
+        """Capture what is not yet, the largest size first: smaller ones then fit into its memory.
+
+        Args:
+            marked: only what a call could have used.
+            memory_limit: bytes that graphs may take. Sizes are left out from the largest on until one fits; then
+                small ones come first, which gain the most, until the limit is met.
+            known: bytes that sizes took at an earlier capture, by `Wish.label`: what is too large is not tried.
 
         Raises:
-            RunError: an op cannot be captured; its line of the program and the size are named.
+            CaptureError: an op cannot be captured; its line of the program and the size are named.
         """
-        for entry in self.own:
-            most = max(math.prod(size_at(part, wish.point) for part in entry.shape) for wish in wishes)
-            pad = entry.pad if isinstance(entry.pad, int) else 0  # what is recorded runs: pad rows write no cache
-            self._memory[entry.name] = torch.full((most,), pad, dtype=getattr(torch, entry.dtype), device=self.device)
-        pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.device(self.device), torch.no_grad():
-            stream = torch.cuda.Stream()
-            for wish in sorted(wishes, key=lambda wish: -math.prod(wish.point.values())):
-                self._record(wish, pool, stream)
-
-    def _record(self, wish: Wish, pool: Any, stream: torch.cuda.Stream) -> None:
-        start, before = time.perf_counter(), torch.cuda.memory_reserved()
+        waiting = [wish for wish in self.wishes if wish.graph is None and (wish.wanted or not marked)]
+        before = len(self.recorded)
         kept = [(tensor, tensor.clone()) for tensor in self._written]
-        buffers = [
-            self._memory[entry.name][: math.prod(shape)].view(shape)
-            for entry in self.own
-            for shape in [[size_at(part, wish.point) for part in entry.shape]]
-        ]
-        given = iter(buffers)
-        arguments = [self.held[entry.name] if entry.bound else next(given) for entry in self.inputs]
-        graph = torch.cuda.CUDAGraph()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            try:
-                wish.step(*arguments)  # loads kernels and makes workspaces, which cannot be done while recording
-                stream.synchronize()
-                # Not torch.cuda.graph: it collects garbage and empties the allocator's cache for each graph.
-                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-                try:
-                    result = wish.step(*arguments)
-                except BaseException:
-                    with contextlib.suppress(RuntimeError):
-                        graph.capture_end()
-                    raise
-                graph.capture_end()
-            except Exception as error:
-                raise _failed(wish.point, error) from error
+        with self.recorder.session():
+            total = 0
+            while waiting:
+                wish = waiting.pop(0)
+                if memory_limit is not None and not total and known.get(wish.label, 0) > memory_limit:
+                    continue
+                entry = self._record(wish)
+                if memory_limit is not None and total + entry.bytes > memory_limit:
+                    wish.graph = None
+                    if total:
+                        break
+                    continue
+                if memory_limit is not None and not total:
+                    waiting.reverse()
+                total += entry.bytes
+                self.recorded.append(entry)
             for tensor, value in kept:
                 tensor.copy_(value)
-        torch.cuda.current_stream().wait_stream(stream)
-        self.pads = self.pads and _torch_run.only_tensors(result)
-        result = _torch_run.without_owner(result)  # smaller sizes use its memory as well
-        self._graphs[self._key(wish.point)] = _Graph(dict(wish.point), graph.replay, graph, buffers, result)
-        grown = torch.cuda.memory_reserved() - before
-        self.recorded.append(Recorded(dict(wish.point), grown, time.perf_counter() - start))
+        self._served.clear()
+        return self.recorded[before:]
 
-    def _key(self, point: Mapping[str, int]) -> tuple[int, ...]:
-        return tuple(point[name] for name in self.dims)
+    def _record(self, wish: Wish) -> Recorded:
+        start, before = time.perf_counter(), self.recorder.free_bytes()
+        views = self._static.views(wish.size)
+        arguments = self._arguments(wish, views)
+        try:
+            record = self._full if wish.mode == "full" else self._piecewise
+            run, result = record(wish, arguments)
+        except Exception as error:
+            raise _failed(wish, error) from error
+        if refusal := self._static.unpadded(wish.size):
+            self._unpadded.setdefault(wish.mode, refusal)
+        if not _torch_run.only_tensors(result):
+            self._unpadded.setdefault(wish.mode, "a result is no tensor")
+        wish.graph = _Graph(run, views)
+        grown = before - self.recorder.free_bytes()
+        return Recorded(dict(wish.size), wish.mode, max(0, grown), time.perf_counter() - start)
+
+    def _arguments(self, wish: Wish, views: Views) -> list[torch.Tensor]:
+        """What the step is recorded with: static buffers, bound inputs, and the least of what has no fixed size."""
+        given = iter(views)
+        found = []
+        for entry in self.inputs:
+            view = None if entry.bound else next(given)
+            if entry.bound:
+                view = self._bound[entry.name]
+            elif view is None:
+                shape = [size_at(part, dict.fromkeys(dims_of(entry.shape), 1) | wish.size) for part in entry.shape]
+                view = stand_in(entry, shape, self.recorder.device)
+            found.append(view)
+        return found
+
+    def _full(self, wish: Wish, arguments: Sequence[torch.Tensor]) -> tuple[Callable[..., Any], Any]:
+        replay, result = self.recorder.record(lambda: wish.step(*arguments), wish.step)
+        result = _torch_run.without_owner(result)  # smaller sizes use its memory as well
+
+        def run(_: Sequence[torch.Tensor | None]) -> Any:
+            replay()
+            return result
+
+        return run, result
+
+    def _piecewise(self, wish: Wish, arguments: Sequence[torch.Tensor]) -> tuple[Callable[..., Any], Any]:
+        step = Piecewise(wish.factory, list(self._weights.values()), wish.captured, self.recorder)
+        moving = {
+            position
+            for position, entry in enumerate(self.inputs)
+            if not entry.bound and not set(dims_of(entry.shape)) <= wish.size.keys()
+        }
+        static = [tensor for position, tensor in enumerate(arguments) if position not in moving]
+        result = step.record(arguments, [*static, *self._tensors])
+        fixed = [None if position in moving else tensor for position, tensor in enumerate(arguments)]
+
+        def run(inputs: Sequence[torch.Tensor]) -> Any:
+            return step(*(given if at is None else at for at, given in zip(fixed, inputs, strict=True)))
+
+        return run, result
 
     def serving(self, step: Step) -> Step:
         """`step`, by a graph where there is one for the sizes of its arguments, or one that they can be padded to."""
-        places = [_place(self.inputs, name) for name in self.dims]
-        exact = self._graphs.get
+        places, served, counters = self._places, self._served, self.counters
 
         def call(*inputs: torch.Tensor) -> Any:
-            key = tuple(inputs[position].shape[axis] for position, axis in places)
-            graph = exact(key)
-            if graph is None and self.pads:
-                graph = self._next(key)
-            return step(*inputs) if graph is None else self._replay(graph, key, inputs)
+            key = tuple([inputs[position].shape[axis] for position, axis in places])
+            wish, choice = served.get(key) or self._serve(key)
+            if wish is None or wish.graph is None:
+                counters.compiled += 1
+                return step(*inputs)
+            return self._replay(wish, wish.graph, choice, key, inputs)
 
         return call
 
-    def _next(self, key: tuple[int, ...]) -> _Graph | None:
-        """The smallest captured size that holds `key` and whose dimensions are as far above it each: a batch in which
-        every request has one token is padded by requests with one token."""
-        best = None
-        for captured, graph in self._graphs.items():
-            more = {high - low for high, low in zip(captured, key, strict=True)}
-            if len(more) == 1 and min(more) > 0 and (best is None or captured < self._key(best.point)):
-                best = graph
-        return best
+    def choose(self, sizes: Mapping[str, int]) -> Choice:
+        """What serves a batch of these sizes now."""
+        return self._serve(tuple(sizes[name] for name in self._dims))[1]
 
-    def _replay(self, graph: _Graph, key: tuple[int, ...], inputs: Sequence[torch.Tensor]) -> Any:
-        if not self._busy.acquire(blocking=False):
-            raise RunError(
-                "another thread is in this program: a replay overwrites what the other one reads",
-                "call it from one thread at a time, or load it once for each",
-            )
-        try:
-            if list(map(torch.Tensor.data_ptr, self._tensors)) != self._addresses:
-                raise self._moved()
-            given = [inputs[position] for position in self.positions]
-            if key == self._key(graph.point):
-                _torch_run.copy_all(graph.buffers, given)
-                graph.replay()
-                result = graph.result
-            else:
-                self._pad(graph, given)
-                graph.replay()
-                result = self._cut(graph, dict(zip(self.dims, key, strict=True)))
-            return _torch_run.tree_map(torch.clone, result) if self.copy else result
-        finally:
-            self._busy.release()
+    def _serve(self, key: tuple[int, ...]) -> tuple[Wish | None, Choice]:
+        """Choose once for each combination of sizes. One that is not recorded yet is marked, and not used."""
+        batch = BatchDescriptor(dict(zip(self._dims, key, strict=True)))
+        recorded = [wish for wish in self.wishes if wish.graph is not None]
+        choice = choose(batch, self._captured(recorded))
+        best = choose(batch, self._captured(self.wishes))
+        for wish in self.wishes:
+            if wish.graph is None and wish.mode == best.mode and wish.size == best.size:
+                wish.wanted = True
+        found = next((w for w in recorded if w.mode == choice.mode and w.size == choice.size), None)
+        if len(self._served) >= REMEMBERED:
+            self._served.clear()
+        self._served[key] = found, choice
+        return found, choice
 
-    def _pad(self, graph: _Graph, given: Sequence[torch.Tensor]) -> None:
-        heads = [buffer[: len(tensor)] for buffer, tensor in zip(graph.buffers, given, strict=True)]
-        _torch_run.copy_all(heads, given)
-        for entry, buffer, tensor in zip(self.own, graph.buffers, given, strict=True):
-            if len(buffer) > len(tensor):
-                rest = buffer[len(tensor) :]
-                rest.fill_(entry.pad) if isinstance(entry.pad, int) else rest.copy_(tensor[-1:])
+    def _captured(self, wishes: Iterable[Wish]) -> Captured:
+        sizes: dict[Mode, tuple[dict[str, int], ...]] = {}
+        for wish in wishes:
+            sizes[wish.mode] = (*sizes.get(wish.mode, ()), wish.size)
+        return Captured(sizes, self._unpadded, self.failures)
 
-    def _cut(self, graph: _Graph, point: Mapping[str, int]) -> Any:
+    def _replay(
+        self, wish: Wish, graph: _Graph, choice: Choice, key: tuple[int, ...], inputs: Sequence[torch.Tensor]
+    ) -> Any:
+        if list(map(torch.Tensor.data_ptr, self._tensors)) != self._addresses:
+            raise self._moved()
+        self._static.fill(graph.views, [inputs[position] for position in self._own])
+        result = graph.run(inputs)
+        if wish.mode == "full":
+            self.counters.full += 1
+        else:
+            self.counters.piecewise += 1
+        if choice.padding:
+            self.counters.padding += choice.padding
+        if choice.size and any(choice.size.get(n, v) != v for n, v in zip(self._dims, key, strict=True)):
+            result = self._cut(result, dict(zip(self._dims, key, strict=True)))
+        return _torch_run.tree_map(torch.clone, result) if self.copy else result
+
+    def _cut(self, result: Any, sizes: Mapping[str, int]) -> Any:
         """The results of the rows that are real."""
         shapes = iter(self.results)
 
         def cut(tensor: torch.Tensor) -> torch.Tensor:
             for axis, part in enumerate(next(shapes).shape):
-                if isinstance(part, str) and parse_size(part)[0] in point:
-                    tensor = tensor.narrow(axis, 0, size_at(part, point))
+                if isinstance(part, str) and parse_size(part)[0] in sizes:
+                    tensor = tensor.narrow(axis, 0, size_at(part, sizes))
             return tensor
 
-        return _torch_run.tree_map(cut, graph.result)
+        return _torch_run.tree_map(cut, result)
 
     def _moved(self) -> RunError:
-        names = [name for name, a in zip(self.held, self._addresses, strict=True) if self.held[name].data_ptr() != a]
+        names = [name for name, a in zip(self._held, self._addresses, strict=True) if self._held[name].data_ptr() != a]
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
         return RunError(
             f"{names[0]}{more} has moved since the graphs were captured: a replay would read the old place",
@@ -211,13 +294,8 @@ class Graphs:
         )
 
 
-@dataclass(frozen=True)
-class _Graph:
-    point: dict[str, int]
-    replay: Callable[[], None]
-    owner: torch.cuda.CUDAGraph
-    buffers: list[torch.Tensor]
-    result: Any
+REMEMBERED = 1 << 16
+"""Combinations of sizes whose choice is kept."""
 
 
 def _place(inputs: Sequence[Input], dim: str) -> tuple[int, int]:
@@ -229,11 +307,15 @@ def _place(inputs: Sequence[Input], dim: str) -> tuple[int, int]:
     raise AssertionError(f"no input has {dim}")  # spec.py has seen to it
 
 
-def _failed(point: Mapping[str, int], error: Exception) -> RunError:
+def _failed(wish: Wish, error: Exception) -> CaptureError:
     """The line of the stitched program names the piece or op."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith("_code.py")]
-    where = f" at line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
-    return RunError(
-        f"{point_label(point)} cannot be captured{where}: {type(error).__name__}: {str(error).partition(chr(10))[0]}",
-        "serve it with cudagraph.mode none, or leave the op out of the program",
+    line = (frames[-1].line or "").partition("  #")[0] if frames else ""
+    where = f" at line {frames[-1].lineno} of {frames[-1].filename}, `{line}`" if frames else ""
+    what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return CaptureError(
+        f"{point_label(wish.size)} cannot be captured{where}: {what}",
+        "capture piecewise, with the op among partition.splitting_ops, or serve with cudagraph.mode none"
+        if wish.mode == "full"
+        else "serve it with cudagraph.mode none",
     )

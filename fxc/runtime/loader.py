@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,9 @@ from fxc.manifest import Manifest
 from fxc.manifest import Program as ProgramRecord
 from fxc.ranks import number
 from fxc.runtime import custom_ops
-from fxc.runtime.program import Factory, Program
+from fxc.runtime.program import Program
+from fxc.runtime.step import StepFactory
+from fxc.spec import load_spec
 
 CODE = "transformed_code.py"
 CONSTANTS = "constants.safetensors"
@@ -60,7 +61,11 @@ def load(
     namespace = _execute(artifact, f"{folder}/{CODE}", place)
     runners = _runners(artifact, folder, place)
     factories = _factories(manifest, namespace, runners)
-    return Program(manifest, place, factories, constants(artifact, f"{folder}/{CONSTANTS}", place))
+    cudagraph = load_spec(Path(ref)).cudagraph if refs.is_spec(ref) else None
+    return Program(
+        manifest, place, factories, constants(artifact, f"{folder}/{CONSTANTS}", place),
+        cudagraph=cudagraph, path=artifact.path,
+    )  # fmt: skip
 
 
 def _rank_folder(artifact: Artifact, rank: int, world_size: int | None, dp_rank: int) -> str:
@@ -115,14 +120,14 @@ def _runners(artifact: Artifact, folder: str, device: torch.device) -> dict[str,
 
 def _factories(
     manifest: Manifest, namespace: Mapping[str, Any], runners: Mapping[str, _torch_run.Piece]
-) -> list[Factory]:
+) -> list[StepFactory]:
     """Per program, what makes its step; one for all programs that share step and pieces."""
-    made: dict[tuple[str, tuple[str, ...]], Factory] = {}
+    made: dict[tuple[str, tuple[str, ...]], StepFactory] = {}
     factories = []
     for program in manifest.programs:
         which = (program.step, program.binaries)
         if which not in made:
-            made[which] = partial(namespace[program.step], _pieces(program, namespace, runners))
+            made[which] = StepFactory(namespace[program.step], tuple(_pieces(program, namespace, runners)))
         factories.append(made[which])
     return factories
 

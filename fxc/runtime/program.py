@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from threading import Lock
 from typing import Any, NoReturn, SupportsIndex
 
 import msgspec
@@ -12,14 +15,15 @@ from torch import nn
 from fxc.convert import nearest
 from fxc.errors import FxcError, InputError, RunError, UsageError
 from fxc.manifest import Manifest
-from fxc.runtime import dispatch, weights
-from fxc.runtime.graphs import Graphs, Recorded, Wish
+from fxc.runtime import capture_plan, capture_sizes, dispatch, weights
+from fxc.runtime.capture_plan import Recorded
+from fxc.runtime.choice import MODES, Choice, Mode
+from fxc.runtime.graphs import CaptureError, Counters, Graphs, Wish
 from fxc.runtime.inputs import check_bound, plain, refuse
-from fxc.shapes import Range, point_label, select
-from fxc.spec import named_values
-
-Factory = Callable[[Sequence[torch.Tensor]], Callable[..., Any]]
-"""Makes a step of the tensors of all weights and constants."""
+from fxc.runtime.recorder import Recorder
+from fxc.runtime.step import StepFactory
+from fxc.shapes import Range, select
+from fxc.spec import CudagraphSpec
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -31,9 +35,12 @@ class Explanation(msgspec.Struct, frozen=True):
     step: str
     """The function in transformed_code.py."""
     why: str
+    graph: Choice | None = None
+    """Which CUDA graph is replayed, and why; None before `capture`."""
 
     def __str__(self) -> str:
-        return f"{self.serves} ({self.step}): {self.why}"
+        text = f"{self.serves} ({self.step}): {self.why}"
+        return f"{text}; {self.graph}" if self.graph else text
 
 
 class Program:
@@ -41,9 +48,18 @@ class Program:
     one thread at a time may call. Nothing is compiled, and no file is read, by a call."""
 
     def __init__(
-        self, manifest: Manifest, device: torch.device, factories: Sequence[Factory], constants: Sequence[torch.Tensor]
-    ) -> None:
+        self, manifest: Manifest, device: torch.device, factories: Sequence[StepFactory],
+        constants: Sequence[torch.Tensor], *, cudagraph: CudagraphSpec | None = None, path: Path | None = None,
+        recorder: Callable[[torch.device], Recorder] | None = None,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            cudagraph: what `capture` does by default; what the manifest says if absent.
+            path: of the artifact.
+            recorder: what records graphs; by default on cuda alone.
+        """
         self.manifest = manifest
+        self.cudagraph = cudagraph or manifest.spec.cudagraph
         self.device = device
         self.ranges: tuple[Range, ...] = tuple(program.range for program in manifest.programs)
         self.dispatch_code = ""
@@ -52,7 +68,11 @@ class Program:
         self._constants = tuple(constants)
         self._weights: Sequence[torch.Tensor] | None = None if manifest.weights else ()
         self._inputs: dict[str, torch.Tensor] = {}
-        self._bound_dims: dict[str, int] | None = None if any(entry.bound for entry in manifest.inputs) else {}
+        self._bound: dict[str, int] | None = None if any(entry.bound for entry in manifest.inputs) else {}
+        self._path = path
+        self._recorder = recorder or (Recorder if device.type == "cuda" else None)
+        self._lock = Lock()
+        self._graphs: Graphs | None = None
         self._call: Callable[..., Any] = self._unbound
         self._steps: list[Callable[..., Any]] = []
         self._ready()
@@ -98,70 +118,103 @@ class Program:
         Raises:
             InputError: missing or superfluous names, wrong shapes, dtypes, devices or layouts; nothing is bound then.
         """
-        self._bound_dims = check_bound(self.manifest.inputs, self.ranges, tensors, self.device)
+        self._bound = check_bound(self.manifest.inputs, self.ranges, tensors, self.device)
         self._inputs = {name: plain(name, tensor) for name, tensor in tensors.items()}
         self._ready()
         return self
 
     def capture(
-        self, mode: str | None = None, sizes: Iterable[int | Mapping[str, int]] | None = None, *, copy: bool = False
-    ) -> list[Recorded]:
-        """Record a CUDA graph of the whole step for each size; calls of these sizes replay it from then on.
+        self, mode: str | None = None, sizes: Iterable[int | Mapping[str, int]] | None = None, *, copy: bool = False,
+        lazy: bool = False, memory_limit: int | None = None,
+    ) -> list[Recorded]:  # fmt: skip
+        """Record CUDA graphs for sizes; calls of these sizes, and batches padded to them, replay them from then on.
 
-        Binding anew drops the graphs. Other sizes run as before, or padded where inputs say what with.
+        Binding anew drops the graphs. What was captured is noted in a file beside the artifact, if that can be written.
 
         Args:
-            mode: `full` or `none` (drops the graphs). By default what the manifest says, of which this release does
-                whole steps: `full_and_piecewise` is `full`, and `piecewise` captures nothing.
-            sizes: by default `cudagraph.sizes` of the manifest, then its compiled sizes.
+            mode: `full`, graphs of whole steps; `piecewise`, of compiled pieces, with the ops between them run as they
+                are, for any value of the dimensions that a size leaves free; `full_and_piecewise`, whole steps where
+                sizes fix all dimensions and ops can be captured, else pieces; `none` drops the graphs. By default what
+                model.yaml says.
+            sizes: by default `cudagraph.sizes`, else `compile.sizes`.
             copy: copy results, which otherwise are overwritten by the next call.
+            lazy: record nothing now: calls note which sizes they could have used, and `capture_marked` records these.
+            memory_limit: bytes that graphs may take: the largest sizes, and what does not fit then, are left out.
 
         Returns:
-            What was captured, largest first, with bytes and seconds. Nothing on the CPU.
+            What was captured, in that order, with bytes and seconds. Nothing on the CPU.
 
         Raises:
-            InputError: a size that no program serves, or that leaves a dimension free.
+            UsageError: no such mode.
+            InputError: a size that no program serves, or that leaves a dimension free, where whole steps are wanted.
             RunError: weights or bound inputs are missing, an op cannot be captured, or the program writes into an input
                 that is not bound.
         """
-        if mode not in (None, "none", "full"):
-            raise UsageError(f"capture mode {mode!r}, expected full or none", "this release captures whole steps")
-        mode = mode or self.manifest.spec.cudagraph.mode
+        mode = mode or self.cudagraph.mode
+        if mode not in (*MODES, "full_and_piecewise", "none"):
+            raise UsageError(
+                f"capture mode {mode!r}, expected none, piecewise, full or full_and_piecewise", "correct the name"
+            )
         if not self._steps:
             self._unbound()
+        self._graphs = None
         self._serve(self._steps)
-        if mode in ("none", "piecewise") or self.device.type == "cpu":
+        if mode == "none":
             return []
-        held = dict(zip([w.name for w in self.manifest.weights], self._weights or (), strict=True))
-        held |= dict(zip([c.name for c in self.manifest.constants], self._constants, strict=True))
-        written = {weight.name for weight in self.manifest.weights if weight.mutated}
-        written |= {constant.name for constant in self.manifest.constants if constant.mutated}
-        results = self.manifest.results
-        graphs = Graphs(self.manifest.inputs, results, held | self._inputs, written, self.device, copy=copy)
-        wishes = [Wish(point, self._steps[select(self.ranges, point)]) for point in self._points(sizes)]
-        if wishes:
-            graphs.record(wishes)
-            self._serve([graphs.serving(step) for step in self._steps])
+        given = capture_sizes.listed(self.manifest.spec, self.cudagraph, self.ranges, self._bound, sizes, mode)
+        if self._recorder is None:
+            return []
+        make = partial(self._capture, given, copy=copy, lazy=lazy, memory_limit=memory_limit)
+        try:
+            return make(mode, {})
+        except CaptureError as error:
+            if mode != "full_and_piecewise":
+                raise
+            return make("piecewise", {"full": error.message})
+
+    def capture_marked(self) -> list[Recorded]:
+        """Record the sizes that calls could have used since `capture(lazy=True)`. For when no request waits."""
+        if self._graphs is None:
+            return []
+        recorded = self._graphs.record(marked=True)
+        self._note(recorded)
+        return recorded
+
+    @property
+    def counters(self) -> Counters:
+        """How calls were served since the last capture."""
+        return Counters() if self._graphs is None else self._graphs.counters
+
+    def _capture(
+        self, sizes: Sequence[dict[str, int]], mode: str, failures: Mapping[Mode, str], *, copy: bool, lazy: bool,
+        memory_limit: int | None,
+    ) -> list[Recorded]:  # fmt: skip
+        chosen = capture_sizes.choose(self.manifest, self.ranges, self._bound, sizes, mode)
+        wishes = [Wish(c.mode, c.size, self._factories[c.program], self._steps[c.program], c.fixed) for c in chosen]
+        if not wishes or self._recorder is None:
+            return []
+        weights = dict(zip([w.name for w in self.manifest.weights], self._weights or (), strict=True))
+        weights |= dict(zip([c.name for c in self.manifest.constants], self._constants, strict=True))
+        written = [entry.name for entry in self.manifest.weights if entry.mutated]
+        written += [entry.name for entry in self.manifest.constants if entry.mutated]
+        graphs = Graphs(
+            self.manifest.inputs, self.manifest.results, weights, self._inputs, written, wishes,
+            self._recorder(self.device), copy=copy, failures=failures,
+        )  # fmt: skip
+        if not lazy:
+            plan = None if self._path is None else capture_plan.read(capture_plan.beside(self._path))
+            self._note(graphs.record(memory_limit=memory_limit, known=plan.bytes if plan else {}))
+        self._graphs = graphs
+        self._serve([graphs.serving(step) for step in self._steps])
         return graphs.recorded
 
-    def _points(self, sizes: Iterable[int | Mapping[str, int]] | None) -> list[dict[str, int]]:
-        """Values of all dimensions for each size; sizes that leave one free cannot be captured."""
-        spec = self.manifest.spec
-        compiled = spec.compile.sizes if spec.cudagraph.sizes is None else spec.cudagraph.sizes
-        listed = compiled if sizes is None else list(sizes)
-        names = [name for name, _, _ in self.ranges[0].bounds]
-        named = named_values(spec, [n if isinstance(n, int) else dict(n) for n in listed], "sizes") if names else [{}]
-        points = [{**size, **(self._bound_dims or {})} for size in named]
-        for point in points if sizes is not None and spec.kv_cache is None else []:
-            if odd := set(names) ^ point.keys():
-                raise InputError(
-                    f"sizes: {point_label(point)} is no size to capture: {', '.join(sorted(odd))}",
-                    f"give a value of each of {', '.join(names)}",
-                )
-        return [{name: point[name] for name in names} for point in points if set(names) <= point.keys()]
+    def _note(self, recorded: Sequence[Recorded]) -> None:
+        if self._path is not None and recorded and self.device.type == "cuda":
+            name = torch.cuda.get_device_name(self.device)
+            capture_plan.note(capture_plan.beside(self._path), name, str(torch.__version__), recorded)
 
     def explain(self, /, *args: Any, **dims: int) -> Explanation:
-        """Which program serves these values of the dimensions, given by name, and why.
+        """Which program, and after `capture` which graph, serves these values of the dimensions, and why.
 
         Raises:
             InputError: an unknown or missing dimension, or values that no program serves.
@@ -173,7 +226,7 @@ class Program:
                 f"explain takes values by name, expected {', '.join(names) or 'none'}",
                 f"write explain({shown})" if shown else "",
             )
-        dims = {**(self._bound_dims or {}), **dims}
+        dims = {**(self._bound or {}), **dims}
         for name, value in dims.items():
             if not isinstance(value, SupportsIndex):
                 raise InputError(f"{name} is {value!r}, expected a whole number")
@@ -185,7 +238,8 @@ class Program:
             raise InputError(f"no value for the dimension {', '.join(missing)}")
         index = select(self.ranges, dims)
         box = self.ranges[index]
-        return Explanation(box.label, box.is_size, self.manifest.programs[index].step, self._why(box, dims))
+        graph = None if self._graphs is None else self._graphs.choose(dims)
+        return Explanation(box.label, box.is_size, self.manifest.programs[index].step, self._why(box, dims), graph)
 
     def __call__(self, /, *args: Any, **inputs: Any) -> Any:
         """Run the program on inputs by name, or by position in declared order.
@@ -219,17 +273,18 @@ class Program:
 
     def _ready(self) -> None:
         """Make the call, once weights and bound inputs are there."""
-        if self._weights is None or self._bound_dims is None:
+        if self._weights is None or self._bound is None:
             return
         tensors = (*self._weights, *self._constants)
         made = {factory: factory(tensors) for factory in dict.fromkeys(self._factories)}
         self._steps = [made[factory] for factory in self._factories]
+        self._graphs = None
         self._serve(self._steps)
 
     def _serve(self, steps: Sequence[Callable[..., Any]]) -> None:
         where = (self.manifest.inputs, self.ranges, self.device)
-        self.dispatch_code = dispatch.source(*where, self._bound_dims)
-        self._call = dispatch.compile_call(self.dispatch_code, *where, steps, self._inputs)
+        self.dispatch_code = dispatch.source(*where, self._bound)
+        self._call = dispatch.compile_call(self.dispatch_code, *where, steps, self._inputs, self._lock)
 
     def _unbound(self, /, *args: Any, **inputs: Any) -> NoReturn:
         if self._weights is None:

@@ -33,6 +33,16 @@ def test_replays_equal_eager(program: Program, model: torch.nn.Module) -> None: 
 
 
 @torch.no_grad()
+def test_pieces_replay_around_eager_attention(program: Program, model: torch.nn.Module) -> None:  # noqa: F811
+    captured = program.capture("piecewise", [37, 8])
+    assert [(entry.mode, entry.size["num_tokens"]) for entry in captured] == [("piecewise", 37), ("piecewise", 8)]
+    for count in (8, 37, 8, 5, 64, 37):
+        inputs = tokens(count)
+        assert error(program(**inputs), model(**inputs)) < TOLERANCE, count
+    assert (program.counters.piecewise, program.counters.compiled) == (4, 2)
+
+
+@torch.no_grad()
 def test_results_are_overwritten_unless_copied(program: Program) -> None:
     first, second = tokens(8), {"input_ids": tokens(8)["input_ids"].flip(0), "positions": tokens(8)["positions"]}
     program.capture()

@@ -14,7 +14,7 @@ import torch
 
 import fxc
 from fxc.pipeline import BuildResult
-from fxc.runtime import PagedCache
+from fxc.runtime import PagedCache, Sequence
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -28,16 +28,20 @@ import json, sys
 sys.modules["triton"] = None
 import torch, fxc
 from examples.generate import Generator, Request
-from fxc.runtime import PagedCache
+from fxc.runtime import PagedCache, Sequence
 path, weights, prompts, new = sys.argv[1:]
 program = fxc.load(path).bind(weights)
 cache = PagedCache(program, 11)
-captured = program.capture()
-assert [size.size["num_requests"] for size in captured] == [2], captured
+captured = program.capture(sizes=[2, 4, 8])
+assert [(entry.mode, entry.size["num_tokens"]) for entry in captured] == [
+    ("full", 2), ("piecewise", 8), ("piecewise", 4), ("piecewise", 2)
+], captured
 requests = [Request(prompt, int(new)) for prompt in json.loads(prompts)]
 with torch.no_grad():
     generator = Generator(program, cache, tokens=8, requests=3)
     generator.run(requests)
+counters = program.counters
+assert counters.full and counters.piecewise and not counters.compiled, counters
 assert generator.evictions and not {"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules)
 print(json.dumps([request.answer for request in requests]))
 """
@@ -74,6 +78,30 @@ def test_greedy_tokens_without_triton(built: BuildResult, folder: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [greedy(model, prompt) for prompt in PROMPTS]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mode", ["full", "piecewise"])
+def test_replays_equal_what_runs_without_graphs(built: BuildResult, folder: Path, mode: str) -> None:
+    """Prompts and decoding mixed, padded to the next size; attention writes where the next graph reads."""
+    program = fxc.load(built.hash, cache_dir=folder / "cache").bind(stock.stock(folder).cuda())
+    batches = [[5], [1, 1], [3, 2, 1], [1], [2, 6], [1, 1, 1]]
+    found = {}
+    for captured in (False, True):
+        cache = PagedCache(program, 11)
+        if captured:
+            program.capture(mode, [8, 3, 2], copy=True)
+        generator = torch.Generator().manual_seed(0)
+        results = []
+        for lengths in batches:
+            entries = [(Sequence(), torch.randint(90, (n,), generator=generator).tolist()) for n in lengths]
+            results.append(program(**cache.batch(entries)))
+            for sequence, _ in entries:
+                cache.free(sequence)
+        found[captured] = results
+    for plain, replayed in zip(found[False], found[True], strict=True):
+        torch.testing.assert_close(replayed, plain, rtol=1e-3, atol=1e-4)
+    assert getattr(program.counters, mode) == (3 if mode == "full" else 6)
 
 
 @torch.no_grad()

@@ -11,9 +11,22 @@ import safetensors.torch
 import torch
 
 from fxc import machine
-from fxc.manifest import Binary, Constant, CustomOp, File, Input, Manifest, Program, Rank, Weight, encode
-from fxc.shapes import Range
-from fxc.spec import KVCacheSpec, ModelSpec, Spec
+from fxc.manifest import (
+    Binary,
+    Constant,
+    CustomOp,
+    File,
+    Input,
+    Manifest,
+    Piece,
+    Program,
+    Rank,
+    Tensor,
+    Weight,
+    encode,
+)
+from fxc.shapes import Range, whole
+from fxc.spec import CudagraphSpec, DimSpec, KVCacheSpec, ModelSpec, Spec
 from fxc.target import Target
 
 LINEAR = '''"""tiny"""
@@ -60,6 +73,9 @@ def write(
     custom_ops: Sequence[CustomOp] = (),
     target: Target | None = None,
     kv_cache: KVCacheSpec | None = None,
+    cudagraph: CudagraphSpec | None = None,
+    pieces: dict[str, tuple[Piece, ...]] | None = None,
+    results: Sequence[Tensor] = (),
     ranks: Sequence[Rank] = (Rank(rank=0, data_parallel_rank=0, world_size=1, files={}),),
 ) -> Path:
     """An artifact in `folder`."""
@@ -89,7 +105,13 @@ def write(
         fxc="0",
         created="2026-01-01T00:00:00Z",
         model="Tiny",
-        spec=Spec(model=ModelSpec(target="tiny.py:Tiny"), device="cpu", kv_cache=kv_cache),
+        spec=Spec(
+            model=ModelSpec(target="tiny.py:Tiny"),
+            device="cpu",
+            kv_cache=kv_cache,
+            cudagraph=cudagraph or CudagraphSpec(),
+            dims={name: DimSpec(min=low, max=high) for name, (low, high) in whole([p.range for p in programs]).items()},
+        ),
         target=target or machine.probe("cpu"),
         factors=(),
         inputs=tuple(inputs),
@@ -100,7 +122,8 @@ def write(
             for name, value in constants.items()
         ),
         programs=tuple(programs),
-        pieces={},
+        pieces=pieces or {},
+        results=tuple(results),
         binaries={
             key: Binary(piece="0", range="", bytes=1, sha256="", seconds=0.0)
             for program in programs

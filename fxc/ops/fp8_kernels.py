@@ -1,0 +1,120 @@
+# mypy: ignore-errors
+"""The Triton kernels of `fxc::norm_fp8` and `fxc::gated_fp8`. Imported when one is first launched or traced.
+
+A program has ROWS whole rows in registers: each is read once and written once. Columns from WIDTH to BLOCK are zeros.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _scale_of(y, DIVISOR: tl.constexpr, FLOOR: tl.constexpr):
+    """The scale of what lies along the last dimension; NaN where some of it is."""
+    top = tl.reduce(tl.abs(y), len(y.shape) - 1, _larger) / DIVISOR
+    return tl.maximum(top, FLOOR, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _cast(y, LIMIT: tl.constexpr, kind: tl.constexpr):
+    return tl.clamp(y, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL).to(kind)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def norm(
+    x, residual, weight, scale, quantised, scales, total, rows, x_row, residual_row,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STATIC: tl.constexpr, INVERSE: tl.constexpr,
+    GROUP: tl.constexpr, LIMIT: tl.constexpr, DIVISOR: tl.constexpr, FLOOR: tl.constexpr,
+    RESIDUAL: tl.constexpr, WEIGHT: tl.constexpr, EPS: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows / ROWS)."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    to = row[:, None] * WIDTH + column[None, :]
+    y = tl.load(x + row[:, None] * x_row + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        y += tl.load(residual + row[:, None] * residual_row + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        rounded = y.to(total.dtype.element_ty)
+        tl.store(total + to, rounded, mask=inside)
+        y = rounded.to(tl.float32)
+    y *= tl.rsqrt(tl.sum(y * y, 1) / WIDTH + EPS)[:, None]
+    if WEIGHT:
+        y *= (tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32) + OFFSET)[None, :]
+    kind: tl.constexpr = quantised.dtype.element_ty
+    if STATIC:
+        factor = tl.load(scale)
+        if INVERSE:
+            y *= factor
+        else:
+            y /= factor
+        tl.store(quantised + to, _cast(y, LIMIT, kind), mask=inside)
+    else:
+        if GROUP:
+            y = tl.reshape(y, (ROWS, BLOCK // GROUP, GROUP))
+            found = _scale_of(y, DIVISOR, FLOOR)
+            group = tl.arange(0, BLOCK // GROUP)
+            at = scales + row[:, None] * (WIDTH // GROUP) + group[None, :]
+            tl.store(at, found, mask=(row < rows)[:, None] & (group < WIDTH // GROUP)[None, :])
+            y = tl.reshape(y / found[:, :, None], (ROWS, BLOCK))
+        else:
+            found = _scale_of(y, DIVISOR, FLOOR)
+            tl.store(scales + row, found, mask=row < rows)
+            y = y / found[:, None]
+        tl.store(quantised + to, _cast(y, LIMIT, kind), mask=inside)
+
+
+@triton.jit
+def _activated(y, ACTIVATION: tl.constexpr):
+    """SiLU, GELU by erf, GELU by tanh; tanh(z) = 2 sigmoid(2 z) - 1."""
+    if ACTIVATION == 0:
+        opened = tl.sigmoid(y)
+    elif ACTIVATION == 1:
+        opened = 0.5 * (1.0 + tl.erf(y * 0.7071067811865476))
+    else:
+        opened = tl.sigmoid(1.5957691216057308 * (y + 0.044715 * y * y * y))
+    return y * opened
+
+
+@triton.jit(do_not_specialize=["rows"])
+def gated(
+    gate, up, scale, quantised, scales, rows, gate_row, up_row,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STATIC: tl.constexpr, INVERSE: tl.constexpr,
+    GROUP: tl.constexpr, LIMIT: tl.constexpr, DIVISOR: tl.constexpr, FLOOR: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows / ROWS)."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    to = row[:, None] * WIDTH + column[None, :]
+    gates = tl.load(gate + row[:, None] * gate_row + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    ups = tl.load(up + row[:, None] * up_row + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    y = _activated(gates, ACTIVATION) * ups
+    kind: tl.constexpr = quantised.dtype.element_ty
+    if STATIC:
+        factor = tl.load(scale)
+        if INVERSE:
+            y *= factor
+        else:
+            y /= factor
+        tl.store(quantised + to, _cast(y, LIMIT, kind), mask=inside)
+    else:
+        if GROUP:
+            y = tl.reshape(y, (ROWS, BLOCK // GROUP, GROUP))
+            found = _scale_of(y, DIVISOR, FLOOR)
+            group = tl.arange(0, BLOCK // GROUP)
+            at = scales + row[:, None] * (WIDTH // GROUP) + group[None, :]
+            tl.store(at, found, mask=(row < rows)[:, None] & (group < WIDTH // GROUP)[None, :])
+            y = tl.reshape(y / found[:, :, None], (ROWS, BLOCK))
+        else:
+            found = _scale_of(y, DIVISOR, FLOOR)
+            tl.store(scales + row, found, mask=row < rows)
+            y = y / found[:, None]
+        tl.store(quantised + to, _cast(y, LIMIT, kind), mask=inside)

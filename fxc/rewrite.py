@@ -1,0 +1,143 @@
+"""Which passes a build runs, over every unit, and what they found."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fxc.convert import suggest
+from fxc.errors import FxcError, PassError, SpecError
+from fxc.imports import importable
+from fxc.lower import Unit
+from fxc.manifest import NearMiss, PassReport, PassSite
+from fxc.models.files import load_file
+from fxc.models.target import describe
+from fxc.passes import PIPELINE, Fusion, Outcome, Pass, Ran, configure, enabled, identity, run
+from fxc.shapes import Range
+from fxc.spec import Spec
+
+
+def passes(spec: Spec, directory: Path, extra: Sequence[Pass] = ()) -> tuple[tuple[Pass, ...], set[Path]]:
+    """The passes that run at the spec's level, in order, and the source files of those that users brought.
+
+    Raises:
+        SpecError: a pass in `passes.custom` cannot be imported, or `passes` names what there is not.
+    """
+    names = spec.passes.get("custom", ())
+    custom = tuple(_load(f"passes.custom[{index}]", name, directory) for index, name in enumerate(names))
+    known = configure(spec.passes, (*PIPELINE, *custom))
+    files = {Path(inspect.getfile(cls)).resolve() for cls in custom}
+    return enabled((*known, *extra), spec.compile.level), files
+
+
+def _load(where: str, text: str, directory: Path) -> type[Pass]:
+    """The class that `package.module:Pass` or `FILE.py:Pass`, relative to model.yaml, names."""
+    place, _, name = text.rpartition(":")
+    module = _import(where, place, directory)
+    found: Any = getattr(module, name, None)
+    if found is None:
+        own = [key for key, value in vars(module).items() if _is_pass(value)]
+        raise SpecError(f"{where}: {place} has no {name!r}", suggest(name, own, "its passes"))
+    if not _is_pass(found) or not isinstance(getattr(found, "name", None), str):
+        hint = "derive a frozen dataclass with a `name` from fxc.passes.Pass"
+        raise SpecError(f"{where}: {name} in {place} is no pass", hint)
+    cls: type[Pass] = found
+    return cls
+
+
+def _is_pass(value: object) -> bool:
+    return inspect.isclass(value) and issubclass(value, Pass)
+
+
+def _import(where: str, place: str, directory: Path) -> ModuleType:
+    try:
+        if place.endswith(".py"):
+            path = directory / place
+            if not path.is_file():
+                raise SpecError(f"{where}: {path} does not exist", "the path is relative to model.yaml")
+            return load_file(path)
+        with importable(directory):
+            return importlib.import_module(place)
+    except FxcError:
+        raise
+    except Exception as error:
+        hint = "see the traceback with -v"
+        raise SpecError(f"{where}: {place} cannot be imported: {describe(error)}", hint) from error
+
+
+class Found:
+    """Runs passes over units, and keeps what they found."""
+
+    def __init__(self, passes: Sequence[Pass]) -> None:
+        self.passes = passes
+        self._ran: dict[tuple[str, Range], Ran] = {}
+        self._sites: dict[tuple[str, str, str], Outcome] = {}
+        """By pass, piece and range."""
+        self._general: dict[tuple[str, str], int] = {}
+        """Matches by pass and piece: the most in a range of the general program."""
+
+    @property
+    def identity(self) -> str:
+        """All passes that run, with options and sources: a factor of the artifact's name."""
+        return " ".join(f"{entry.name}:{identity(entry)}" for entry in self.passes)
+
+    def rewritten(self, unit: Unit, name: str, general: bool) -> Unit:
+        """The unit with what passes make of its piece.
+
+        Args:
+            name: of the piece, `piece_1`.
+            general: whether the unit is part of the general program.
+        """
+        at = (unit.piece.text, unit.range)
+        if at not in self._ran:
+            try:
+                self._ran[at] = run(unit.piece.text, unit.range, self.passes)
+            except PassError as error:
+                error.message = f"{unit.label}: {error.message}"
+                error.args = (error.message,)
+                raise
+        ran = self._ran[at]
+        for entry, outcome in ran.outcomes:
+            self._sites[entry, name, unit.range.label] = outcome
+            if general:
+                most = max(self._general.get((entry, name), 0), len(outcome.matches))
+                self._general[entry, name] = most
+        return replace(unit, text=ran.text, passes=ran.identity) if ran.changed_by else unit
+
+    def reports(self) -> tuple[PassReport, ...]:
+        """One for each pass.
+
+        Raises:
+            PassError: a pass did not match as often as its `expect` says.
+        """
+        reports = tuple(map(self._report, self.passes))
+        for entry, report in zip(self.passes, reports, strict=True):
+            if entry.expect is not None and report.matches != entry.expect:
+                missed = [(site, miss) for site in report.sites for miss in site.near_misses]
+                hints = [f"{site.piece} {site.shape}, {miss.node}: {miss.reason}" for site, miss in missed]
+                raise PassError(
+                    f"pass {entry.name} matched {report.matches} times, passes.{entry.name}.expect is {entry.expect}",
+                    hints[0] if hints else "",
+                )
+        return reports
+
+    def _report(self, entry: Pass) -> PassReport:
+        sites = tuple(
+            PassSite(
+                piece=piece, shape=shape, matches=outcome.matches,
+                near_misses=tuple(NearMiss(node=miss.node, reason=miss.reason) for miss in outcome.near_misses),
+            )
+            for (name, piece, shape), outcome in self._sites.items()
+            if name == entry.name
+        )  # fmt: skip
+        return PassReport(
+            name=entry.name,
+            matches=sum(count for (name, _), count in self._general.items() if name == entry.name),
+            missed=isinstance(entry, Fusion) and bool(sites) and not any(site.matches for site in sites),
+            sites=sites,
+        )

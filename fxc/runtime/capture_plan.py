@@ -1,0 +1,64 @@
+"""A small file beside an artifact that tells what its CUDA graphs took, for people and for the next capture."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from fxc.runtime.choice import Mode
+from fxc.shapes import point_label
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """A captured size."""
+
+    size: dict[str, int]
+    mode: Mode
+    bytes: int
+    """By which the free memory of the GPU went down; buffers that all sizes share are the first one's."""
+    seconds: float
+
+
+class CapturePlan(msgspec.Struct, frozen=True):
+    """What the last captures on a kind of GPU took."""
+
+    device: str
+    """Name of the GPU."""
+    torch: str
+    graphs: tuple[Recorded, ...]
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """By mode and size, `full num_tokens=8`."""
+        return {f"{graph.mode} {point_label(graph.size)}": graph.bytes for graph in self.graphs}
+
+
+def beside(artifact: Path) -> Path:
+    """Where the file is: not inside the artifact, whose every file has a digest."""
+    return artifact.with_name(f"{artifact.name}.captures.json")
+
+
+def read(file: Path) -> CapturePlan | None:
+    """None where there is none, or none that can be read."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=CapturePlan)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def note(file: Path, device: str, torch: str, recorded: Iterable[Recorded]) -> None:
+    """Put sizes into the file, in place of what it says of them; nothing where it cannot be written."""
+    old = read(file)
+    kept = old.graphs if old and (old.device, old.torch) == (device, torch) else ()
+    graphs = {(graph.mode, tuple(graph.size.items())): graph for graph in (*kept, *recorded)}
+    text = msgspec.json.format(msgspec.json.encode(CapturePlan(device, torch, tuple(graphs.values()))), indent=1)
+    with contextlib.suppress(OSError):
+        handle, name = tempfile.mkstemp(prefix=f".{file.name}", dir=file.parent)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(text + b"\n")
+        Path(name).replace(file)

@@ -1,0 +1,202 @@
+"""What passes ask of a graph and its nodes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxc import _torch_build as private
+from fxc._torch_build import OpOverload, schema
+from fxc.graph_text import layout, parse_layout
+from fxc.scalars import WORD, compute
+from fxc.shapes import Range
+
+MOST_POINTS = 4096
+"""Sizes that two expressions are compared at, one by one; where there are more they count as different."""
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """An op's arguments by name, defaults filled in; dimensions count from the end."""
+    declared = schema(node.target).arguments
+    given = dict(zip((argument.name for argument in declared), node.args, strict=False)) | node.kwargs
+    values = {argument.name: given.get(argument.name, argument.default_value) for argument in declared}
+    if "dim" in values and node.args and isinstance(node.args[0], fx.Node) and node.args[0].meta.get("layout"):
+        values["dim"] = _from_the_end(values["dim"], len(shape(node.args[0])))
+    return values
+
+
+def _from_the_end(dim: Any, rank: int) -> Any:
+    if isinstance(dim, (list, tuple)):
+        return [_from_the_end(entry, rank) for entry in dim]
+    return dim - rank if isinstance(dim, int) and dim >= 0 else dim
+
+
+def is_op(node: Any, *ops: Any) -> bool:
+    """Whether a node calls one of these ops."""
+    return isinstance(node, fx.Node) and node.target in ops
+
+
+def dtype(node: fx.Node) -> torch.dtype:
+    return parse_layout(node.meta["layout"])[0]
+
+
+def shape(node: fx.Node) -> list[str]:
+    """Sizes, as expressions of dimensions."""
+    return parse_layout(node.meta["layout"])[1]
+
+
+def width(node: fx.Node) -> int | None:
+    """The last size where it is a number; None for a tensor without dimensions."""
+    sizes = shape(node)
+    return int(sizes[-1]) if sizes and sizes[-1].isdigit() else None
+
+
+def last_stride(node: fx.Node) -> str:
+    """The step between neighbours in the last dimension."""
+    strides = parse_layout(node.meta["layout"])[2]
+    return strides[-1] if strides else "1"
+
+
+def source(node: fx.Node) -> str:
+    """`aten::mul` for a call, `an input` for a placeholder."""
+    if isinstance(node.target, OpOverload):
+        return str(schema(node.target).name)
+    return "an input" if node.op == "placeholder" else str(getattr(node.target, "__name__", node.op))
+
+
+def ancestors(node: fx.Node, stops: Iterable[Any]) -> Iterator[fx.Node]:
+    """All that a node is computed from, up to calls of `stops` and of ops outside aten, these left out."""
+    seen: set[fx.Node] = set()
+    waiting = [*node.all_input_nodes]
+    while waiting:
+        found = waiting.pop()
+        outside = isinstance(found.target, OpOverload) and found.target.namespace != "aten"
+        if found in seen or found.target in stops or outside:
+            continue
+        seen.add(found)
+        yield found
+        waiting += found.all_input_nodes
+
+
+def shared_root(node: fx.Node) -> fx.Node:
+    """The first of the tensors whose memory this one may show."""
+    while node.op == "call_function" and node.all_input_nodes:
+        if node.target is not operator.getitem and not _may_view(node):
+            break
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _may_view(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and any(result.alias_info for result in schema(node.target).returns)
+
+
+def roots_written(graph: fx.Graph) -> set[fx.Node]:
+    """The tensors, by `shared_root`, that some op of the graph writes into."""
+    found = set()
+    for node in graph.nodes:
+        if not isinstance(node.target, OpOverload) or not schema(node.target).is_mutable:
+            continue
+        given = arguments(node)
+        for argument in schema(node.target).arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = given[argument.name]
+                items = value if isinstance(value, (list, tuple)) else [value]
+                found |= {shared_root(item) for item in items if isinstance(item, fx.Node)}
+    return found
+
+
+def same_layout(one: str, other: str, box: Range) -> bool:
+    """Whether two layouts are the same at every point of `box`."""
+    if one == other:
+        return True
+    (kind, sizes, strides), (other_kind, other_sizes, other_strides) = parse_layout(one), parse_layout(other)
+    if kind != other_kind or len(sizes) != len(other_sizes):
+        return False
+    steps, other_steps = strides or _contiguous(sizes), other_strides or _contiguous(other_sizes)
+    pairs = [(a, b) for a, b in zip([*sizes, *steps], [*other_sizes, *other_steps], strict=True) if a != b]
+    return all(same_size(a, b, box) for a, b in pairs)
+
+
+def same_size(one: str, other: str, box: Range) -> bool:
+    """Whether two sizes, expressions of dimensions, are the same at every point of `box`."""
+    if one == other:
+        return True
+    words = {*WORD.findall(one), *WORD.findall(other)}
+    axes = [[(name, value) for value in (low, high)] for name, low, high in box.bounds if name in words]
+    try:
+        if any(compute(one, dict(point)) != compute(other, dict(point)) for point in product(*axes)):
+            return False
+        axes = [[(name, v) for v in range(low, high + 1)] for name, low, high in box.bounds if name in words]
+        count = 1
+        for axis in axes:
+            count *= len(axis)
+        return count <= MOST_POINTS and all(compute(one, dict(p)) == compute(other, dict(p)) for p in product(*axes))
+    except KeyError:  # depends on data
+        return False
+
+
+def _contiguous(sizes: list[str]) -> list[str]:
+    steps, step = [], "1"
+    for size in reversed(sizes):
+        steps.append(step)
+        step = f"({step})*({size})"
+    return steps[::-1]
+
+
+def sweep(graph: fx.Graph) -> None:
+    """Remove nodes without use or effect."""
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users:
+            if isinstance(node.target, OpOverload) and private.has_effect(node.target):
+                continue
+            graph.erase_node(node)
+
+
+class Layouts:
+    """Layouts of new nodes, found by running their ops on tensors without memory."""
+
+    def __init__(self, box: Range) -> None:
+        self._box = box
+        self._fakes: dict[fx.Node, Any] = {}
+
+    @cached_property
+    def _symbols(self) -> private.Symbols:
+        """All dimensions as symbols, also those that have one value: layouts are written in their names."""
+        return private.Symbols({name: (low, max(high, low + 1), high) for name, low, high in self._box.bounds})
+
+    @cached_property
+    def _names(self) -> Mapping[str, str]:
+        return {str(private.expression(value)): name for name, value in self._symbols.values.items()}
+
+    def of(self, node: fx.Node) -> str | None:
+        """`f32[n, 256]`; None for what is no tensor."""
+        value = self._fakes[node] = self._run(node)
+        return layout(value, self._written) if isinstance(value, torch.Tensor) else None
+
+    def _written(self, size: Any) -> str:
+        expr = private.expression(size)
+        return str(size) if expr is None else private.render(expr, self._names)
+
+    def _value(self, node: fx.Node) -> Any:
+        if node not in self._fakes:
+            known = node.meta.get("layout")
+            self._fakes[node] = self._run(node) if known is None else self._fake(known)
+        return self._fakes[node]
+
+    def _run(self, node: fx.Node) -> Any:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._value)
+        with self._symbols.mode:
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _fake(self, text: str) -> torch.Tensor:
+        kind, sizes, strides = parse_layout(text)
+        values = self._symbols.values
+        steps = None if strides is None else [compute(step, values) for step in strides]
+        return self._symbols.tensor([compute(size, values) for size in sizes], steps, kind, "cpu")

@@ -1,0 +1,127 @@
+"""Chooses passes and their options, and runs them over a piece's graph, which is checked after each. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+from torch import fx
+
+from fxc.cache import key
+from fxc.convert import convert
+from fxc.errors import PassError, SpecError
+from fxc.graph_text import parse_graph, print_graph, rename
+from fxc.passes.base import Outcome, Pass
+from fxc.passes.check import complete, contract, fault
+from fxc.passes.graph import sweep
+from fxc.shapes import Range
+
+
+def configure(section: Mapping[str, Any], known: Sequence[type[Pass]]) -> tuple[Pass, ...]:
+    """All known passes, in their order, with the options that `passes` of model.yaml gives them.
+
+    Raises:
+        SpecError: no such pass or option, or a value of a wrong type; names the key.
+    """
+    names = [cls.name for cls in known]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice or "custom" in names:
+        raise SpecError(f"passes: {f'two passes are called {twice!r}' if twice else 'no pass can be called custom'}")
+    kinds = [(cls.name, _kind(cls)) for cls in known]
+    options: list[Any] = [(name, kind, msgspec.field(default_factory=kind)) for name, kind in kinds]
+    inner = msgspec.defstruct("passes", [*options, ("custom", tuple[str, ...], ())], forbid_unknown_fields=True)
+    given: Any = convert({"passes": section}, msgspec.defstruct("spec", [("passes", inner)]), "")
+    return tuple(cls(**msgspec.structs.asdict(getattr(given.passes, cls.name))) for cls in known)
+
+
+def _kind(cls: type[Pass]) -> type[msgspec.Struct]:
+    """A struct with the options of a pass, for `convert`, which tells people what is wrong."""
+    types = get_type_hints(cls)
+    fields = [(field.name, types[field.name], field.default) for field in dataclasses.fields(cls)]
+    return msgspec.defstruct(cls.name, fields, forbid_unknown_fields=True)
+
+
+def enabled(passes: Iterable[Pass], level: int) -> tuple[Pass, ...]:
+    """Those that run at `compile.level`."""
+    return tuple(entry for entry in passes if entry.enabled and 0 < entry.level <= level)
+
+
+def identity(entry: Pass) -> str:
+    """Digest of what decides what a pass does: its module's source, its options, its kernels' sources."""
+    files = [Path(inspect.getfile(type(entry))), *map(_module_file, entry.kernels)]
+    options = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry) if f.name not in ("enabled", "expect")}
+    parts = [("name", entry.name), ("options", repr(sorted(options.items())))]
+    return key.combine([*parts, *(("source", key.digest(file.read_bytes())) for file in files)])
+
+
+def _module_file(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What passes made of a piece for a range of sizes."""
+
+    text: str
+    """Canonical source, as `Piece.text`; the same where no pass found anything."""
+    changed_by: tuple[Pass, ...] = ()
+    outcomes: tuple[tuple[str, Outcome], ...] = ()
+    """By name of the pass, of those that looked at something."""
+
+    @property
+    def identity(self) -> str:
+        """Digest of the passes that changed the piece; empty where none did."""
+        return key.combine([(entry.name, identity(entry)) for entry in self.changed_by]) if self.changed_by else ""
+
+
+def run(text: str, box: Range, passes: Iterable[Pass]) -> Ran:
+    """Run passes, in order, over a piece's source for the sizes in `box`.
+
+    Raises:
+        PassError: a pass failed, or left a graph that is not valid.
+    """
+    graph, _ = parse_graph(text)
+    wanted = contract(graph)
+    before, changed_by, outcomes = text, [], []
+    for entry in passes:
+        if not entry.wants(box):
+            continue
+        outcome = _one(entry, graph, box)
+        after = print_graph(graph, "piece")
+        if outcome.anchors:
+            outcomes.append((entry.name, outcome))
+        if after != before:
+            if (wrong := fault(graph, wanted, box)) is not None:
+                hint = _OFF.format(entry.name)
+                error = PassError(f"pass {entry.name} leaves a graph that is not valid: {wrong}", hint)
+                error.add_note(f"graph:\n{after}")
+                raise error
+            changed_by.append(entry)
+            before = after
+    if not changed_by:
+        return Ran(text, (), tuple(outcomes))
+    rename(graph)
+    return Ran(print_graph(graph, "piece"), tuple(changed_by), tuple(outcomes))
+
+
+_OFF = "mend it, or build with --set passes.{}.enabled=false"
+
+
+def _one(entry: Pass, graph: fx.Graph, box: Range) -> Outcome:
+    try:
+        outcome = entry.run(graph, box)
+        sweep(graph)
+        complete(graph, box)
+    except Exception as error:
+        what = f"pass {entry.name} failed: {type(error).__name__}: {error}"
+        raise PassError(what, _OFF.format(entry.name)) from error
+    return outcome
