@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,9 @@ from fxc import _torch_run, eager, prove, refs, timing
 from fxc.cache import Artifact
 from fxc.errors import FxcError, RunError, UsageError
 from fxc.graph_run import Role, seeded
-from fxc.manifest import Manifest
 from fxc.progress import Observer
-from fxc.runtime import Program, custom_ops, loader
-from fxc.runtime.graphs import Recorded
+from fxc.runtime import Program, loader
+from fxc.runtime.capture_plan import Recorded
 from fxc.shapes import point_label, select
 from fxc.timing import Timing
 from fxc.workload import Point, Workload, points, tokens
@@ -32,6 +30,7 @@ EAGER, COMPILED = "eager", "compiled"
 GRAPHS = ("piecewise", "full")
 PEERS: dict[str, str | None] = {"torch.compile": None, "reduce-overhead": "reduce-overhead"}
 """By name: the mode of torch.compile."""
+ON_CPU = "CUDA graphs want a GPU, and this program runs on the CPU"
 REPEATS = 20
 SLACK = 10
 """A whole program may differ from another by so many times what a piece may: roundings add up from layer to layer."""
@@ -44,7 +43,7 @@ class Captured(msgspec.Struct, frozen=True):
 
     sizes: list[dict[str, int]]
     bytes: int
-    """What the memory reserved on the GPU grew by."""
+    """By which the free memory of the GPU went down."""
     seconds: float
 
 
@@ -120,24 +119,9 @@ def bench(
     chosen = points(manifest, sizes)
     if context is not None and manifest.spec.kv_cache is None:
         raise UsageError(f"--context: {manifest.model} was built without kv_cache", "leave it out")
-    if refs.is_spec(ref):  # a FILE.py that registers ops is named relative to model.yaml
-        custom_ops.prepare(manifest.custom_ops, Path(ref).resolve().parent)
+    load = partial(loader.load, ref, cache_dir=cache_dir)
     with torch.no_grad():
-        return _Run(artifact, chosen, peers, repeats, context, observer or Observer()).result()
-
-
-def graph_for(point: Point, captured: Sequence[Mapping[str, int]], *, pads: bool) -> Mapping[str, int] | None:
-    """The captured size whose graph serves `point`: itself, or the next one whose dimensions are as far above it each.
-
-    Args:
-        pads: whether the program's inputs say what rows of a padded size hold.
-    """
-    found = {}
-    for size in captured:
-        more = {size[name] - value for name, value in point.items()}
-        if more <= {0} or (pads and len(more) == 1 and min(more) > 0):
-            found[tuple(size[name] for name in point)] = size
-    return found[min(found)] if found else None
+        return _Run(artifact, load, chosen, peers, repeats, context, observer or Observer()).result()
 
 
 def difference(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
@@ -167,12 +151,12 @@ class _Run:
     """One benchmark: what is loaded and made up once, and then a size at a time."""
 
     def __init__(
-        self, artifact: Artifact, chosen: Sequence[Point], peers: bool, repeats: int, context: int | None,
-        observer: Observer,
+        self, artifact: Artifact, load: Callable[[], Program], chosen: Sequence[Point], peers: bool, repeats: int,
+        context: int | None, observer: Observer,
     ) -> None:  # fmt: skip
-        self.artifact, self.manifest = artifact, artifact.manifest
+        self.artifact, self.manifest, self.load = artifact, artifact.manifest, load
         self.chosen, self.repeats, self.observer = chosen, repeats, observer
-        self.program = loader.load(artifact.path)
+        self.program = load()
         self.graphs = eager.graphs(artifact)  # after the ops that they call are registered
         self.device = self.program.device
         self.work = Workload(self.program, chosen, context)
@@ -183,7 +167,7 @@ class _Run:
         self.missing: dict[str, str] = {}
         self.replays = {mode: program for mode in GRAPHS if (program := self._capture(mode)) is not None}
         if self.device.type == "cpu" and peers:
-            self.missing["reduce-overhead"] = "CUDA graphs want a GPU, and this program runs on the CPU"
+            self.missing["reduce-overhead"] = ON_CPU
 
     def result(self) -> BenchResult:
         device = self.device
@@ -201,15 +185,10 @@ class _Run:
 
     def _every_size(self) -> Iterator[Measured]:
         for point in self.chosen:
-            with self._phase(point_label(point)):
-                yield self._measure(point)
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        self.observer.phase(name)
-        start = time.perf_counter()
-        yield
-        self.observer.phase_done(name, time.perf_counter() - start)
+            self.observer.phase(label := point_label(point))
+            start = time.perf_counter()
+            yield self._measure(point)
+            self.observer.phase_done(label, time.perf_counter() - start)
 
     def _held(self) -> dict[Role, torch.Tensor]:
         """What eager keeps from call to call; its constants are its own."""
@@ -222,21 +201,20 @@ class _Run:
 
     def _capture(self, mode: str) -> Program | None:
         """Another load of the program, which replays graphs; None, with a reason, where there are none."""
-        if self.device.type == "cpu":
-            self.missing[mode] = "CUDA graphs want a GPU, and this program runs on the CPU"
-            return None
-        program = loader.load(self.artifact.path)
+        program = self.load()
         self.work.bind(program)
+        start = time.perf_counter()
         try:
-            with self._phase(f"capture {mode}"):
-                recorded = program.capture(mode=mode)
+            recorded = program.capture(mode=mode)
         except FxcError as error:
             self.missing[mode] = f"not captured: {error.message}"
             return None
         self.work.restore()
         if not recorded:
-            self.missing[mode] = "not captured: the program has no size to capture, or no such graphs"
+            none = "not captured: the program has no size that these graphs could be recorded for"
+            self.missing[mode] = ON_CPU if self.device.type == "cpu" else none
             return None
+        self.observer.phase_done(f"capture {mode}", time.perf_counter() - start)
         self.captured[mode] = recorded
         return program
 
@@ -276,14 +254,11 @@ class _Run:
         padding: dict[str, int] = {}
         calls: dict[str, Call] = {COMPILED: self.program, EAGER: graph.module(self.held, self.device)}
         for mode, program in self.replays.items():
-            sizes = [entry.size for entry in self.captured[mode]]
-            served = graph_for(point, sizes, pads=_pads(self.manifest))
-            if served is None:
-                missing[mode] = "no graph of this size, nor one that it can be padded to"
+            choice = program.explain(**point).graph
+            if choice is not None and choice.mode == mode:
+                calls[mode], padding[mode] = program, choice.padding
             else:
-                padding[mode] = tokens(self.manifest, {name: served[name] for name in point})
-                padding[mode] -= tokens(self.manifest, point)
-                calls[mode] = program
+                missing[mode] = "no graph" if choice is None else choice.why
         for name, how in PEERS.items():
             if name in self.variants and name not in missing:
                 calls[name] = graph.module(self.held, self.device).compiled(how)
@@ -334,10 +309,6 @@ class _Run:
         self.work.restore()
         with seeded(self.device.type):
             return tensors(call(**given))
-
-
-def _pads(manifest: Manifest) -> bool:
-    return bool(manifest.results) and all(entry.pad is not None for entry in manifest.inputs if not entry.bound)
 
 
 def _sum(recorded: Sequence[Recorded]) -> Captured:

@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from fxc import eager, pipeline
-from fxc.bench import bench, difference, graph_for, tensors
+from fxc.bench import bench, difference, tensors
 from fxc.errors import RunError
 
 MODELS = """
@@ -166,27 +166,6 @@ def test_no_compiler_without_peers(build: Build) -> None:
     command = [sys.executable, "-c", code, build("Looks", TABLE)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PATH": ""})
     assert done.stdout.strip() == "[]"
-
-
-def grid(*values: int) -> list[dict[str, int]]:
-    return [{"tokens": value, "requests": value, "blocks": 99} for value in values]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "requests", "pads", "served"),
-    [
-        (8, 8, False, 8), (8, 8, True, 8), (5, 5, True, 8), (5, 5, False, None), (9, 9, True, 16), (17, 17, True, None),
-        (8, 4, True, None), (1, 1, True, 4),
-    ],
-)  # fmt: skip
-def test_which_graph_serves_a_size(tokens: int, requests: int, pads: bool, served: int | None) -> None:
-    found = graph_for({"tokens": tokens, "requests": requests}, grid(16, 4, 8), pads=pads)
-    assert (found and found["tokens"]) == served
-
-
-def test_graph_of_a_static_program() -> None:
-    assert graph_for({}, [{}], pads=False) == {}
-    assert graph_for({}, [], pads=True) is None
 
 
 def test_difference() -> None:
