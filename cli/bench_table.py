@@ -41,7 +41,8 @@ def headline(result: BenchResult) -> str:
     if result.bandwidth is not None:
         parts.append(f"a copy moves {render.size_bytes(round(result.bandwidth))}/s")
     threads = f", {render.count(result.threads, 'thread')}" if result.device == "cpu" else ""
-    return f"{result.model} on {result.device}, torch {result.torch}{threads}: {', '.join(parts)}"
+    release = result.torch.partition("+")[0]
+    return f"{result.model} on {result.device}, torch {release}{threads}: {', '.join(parts)}"
 
 
 def step_table(result: BenchResult) -> Table:

@@ -48,7 +48,7 @@ def svg(result: BenchResult) -> str:
     """The picture."""
     latency = lines(result, lambda _, seconds: seconds * 1e6)
     rate = lines(result, lambda rows, seconds: rows / seconds)
-    title = f"{result.model}, {result.device}, torch {result.torch}"
+    title = f"{result.model}, {result.device}, torch {result.torch.partition('+')[0]}"
     title += "" if result.context is None else f", context {result.context}"
     width, height = 2 * WIDTH, LEGEND + HEIGHT
     size = f"width='{width}' height='{height}' viewBox='0 0 {width} {height}'"

@@ -22,7 +22,7 @@ from fxc.graph_run import Role, seeded
 from fxc.progress import Observer
 from fxc.runtime import Program, loader
 from fxc.runtime.capture_plan import Recorded
-from fxc.shapes import point_label, select
+from fxc.shapes import point_label
 from fxc.timing import Timing
 from fxc.workload import Point, Workload, points, tokens
 
@@ -219,9 +219,9 @@ class _Run:
         return program
 
     def _measure(self, point: Point) -> Measured:
-        boxes = [program.range for program in self.manifest.programs]
-        index = select(boxes, self._whole(point))
-        graph = self.graphs[self.manifest.programs[index].step]
+        served = self.program.explain(**point)
+        boxes = {program.range.label: program.range for program in self.manifest.programs}
+        graph = self.graphs[served.step]
         inputs = self.work.inputs(point)
         calls, missing, padding = self._calls(point, graph)
         errors = self._check(calls, missing, graph, inputs, point_label(point))
@@ -232,21 +232,10 @@ class _Run:
         read = self.work.bytes_read(point, graph.gathered())
         roofline = None if self.bandwidth is None else round(read / self.bandwidth * 1e6, 3)
         return Measured(
-            size=point, tokens=tokens(self.manifest, point), served_by=boxes[index].label,
-            own=boxes[index].is_size or boxes[index].free < max(box.free for box in boxes),
+            size=point, tokens=tokens(self.manifest, point), served_by=served.serves,
+            own=served.is_size or boxes[served.serves].free < max(box.free for box in boxes.values()),
             bytes_read=read, roofline_us=roofline, padding=padding, times=times, errors=errors, missing=missing,
         )  # fmt: skip
-
-    def _whole(self, point: Point) -> Point:
-        """With the dimensions of bound inputs."""
-        sizes = {entry.name: entry.shape for entry in self.manifest.inputs if entry.bound}
-        fixed = {
-            part: size
-            for name, shape in sizes.items()
-            for part, size in zip(shape, self.work.bound[name].shape, strict=True)
-            if isinstance(part, str)
-        }
-        return {name: {**fixed, **point}[name] for name, _, _ in self.manifest.programs[0].range.bounds}
 
     def _calls(self, point: Point, graph: eager.Graph) -> tuple[dict[str, Call], dict[str, str], dict[str, int]]:
         """What runs `point`, by variant; which variants do not, and why; and the padding."""

@@ -30,7 +30,7 @@ def size(
 def on_cpu() -> BenchResult:
     missing = {"piecewise": NO_GPU, "full": NO_GPU}
     return BenchResult(
-        hash="abcd" + "0" * 28, model="Tiny", device="cpu", torch="2.13.0", threads=2, repeats=20, context=None,
+        hash="abcd" + "0" * 28, model="Tiny", device="cpu", torch="2.13.0+cpu", threads=2, repeats=20, context=None,
         bandwidth=None, weights=11_500_000, cache=0, variants=["eager", "compiled", "piecewise", "full"], graphs={},
         sizes=[
             size(1, {"eager": timing(3623.4), "compiled": timing(99.96)}, missing),
