@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from fxc import capture_plan
 from fxc.cache import Artifact
 from fxc.cache.store import Summary
 from fxc.cli import render
@@ -44,8 +45,13 @@ def _missed(entry: PassReport) -> str:
 
 
 def warmed(result: WarmResult) -> None:
-    """One line about a warm-up."""
+    """A line about a warm-up, and one about graphs where there could be some."""
     render.line(f"ready: {render.phases(result.seconds)}")
+    if result.graphs:
+        kinds = ", ".join(f"{count} {mode}" for mode, count in result.graphs.items())
+        render.line(f"CUDA graphs: {kinds}; they took {render.size_bytes(result.graph_bytes)}")
+    elif result.not_captured:
+        render.line(f"no CUDA graphs: {result.not_captured}")
 
 
 def listed(entry: Summary) -> dict[str, Any]:
@@ -118,8 +124,20 @@ def _facts(artifact: Artifact) -> list[tuple[str, str]]:
         ("custom ops", ", ".join(f"{op.name} ({op.module})" for op in manifest.custom_ops)),
         ("sources", ", ".join(source.file for source in manifest.sources)),
         ("seconds", render.phases(manifest.seconds)),
+        ("graphs", _graphs(artifact)),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def _graphs(artifact: Artifact) -> str:
+    """What the last captures took: `51 full, 51 piecewise, 0.8 GB in 1.4 s on NVIDIA H200`."""
+    plan = capture_plan.read(capture_plan.beside(artifact.path))
+    if plan is None:
+        return ""
+    kinds = Counter(graph.mode for graph in plan.graphs)
+    seconds = sum(graph.seconds for graph in plan.graphs)
+    parts = ", ".join(f"{count} {mode}" for mode, count in kinds.items())
+    return f"{parts}, {render.size_bytes(sum(plan.bytes.values()))} in {render.duration(seconds)} on {plan.device}"
 
 
 def _pieces(manifest: Manifest) -> str:

@@ -28,7 +28,8 @@ from fxc.target import Target
 def import_ops(names: tuple[str, ...]) -> None:
     """Import what registers custom ops."""
     import fxc.ops
-    import fxc.ops.fp8  # noqa: F401
+    import fxc.ops.fp8
+    import fxc.ops.gemv  # noqa: F401
 
     for name in names:
         if name.endswith(".py"):
@@ -66,11 +67,13 @@ def compile_piece(job: CompileJob) -> dict[str, Any]:
 def _kernels(target: Target) -> dict[Any, Callable[..., Any]]:
     """Ops that a binary for this target has the kernels of, and what launches those; on the CPU what the compiler makes
     of their references."""
-    from fxc.ops import fp8
+    from fxc.ops import fp8, gemv
 
     if target.device != "cuda":
-        return {fp8.norm_fp8: fp8.norm_reference, fp8.gated_fp8: fp8.gated_reference}
-    from fxc.ops import fp8_triton, paged_triton
+        return {
+            fp8.norm_fp8: fp8.norm_reference, fp8.gated_fp8: fp8.gated_reference, gemv.gemv: torch.nn.functional.linear,
+        }  # fmt: skip
+    from fxc.ops import fp8_triton, gemv_triton, paged_triton
 
     attend = partial(paged_triton.attend, call=paged_triton.trace, sms=int(target.properties["multi_processor_count"]))
 
@@ -82,6 +85,7 @@ def _kernels(target: Target) -> dict[Any, Callable[..., Any]]:
         paged_attention_out: attend_into,
         fp8.norm_fp8: partial(fp8_triton.norm, call=paged_triton.trace),
         fp8.gated_fp8: partial(fp8_triton.gated, call=paged_triton.trace),
+        gemv.gemv: partial(gemv_triton.gemv, call=paged_triton.trace),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice, product
@@ -18,10 +19,12 @@ from fxc.errors import CacheMissError, RunError
 from fxc.manifest import Input, Manifest, Weight
 from fxc.progress import Observer
 from fxc.shapes import Range, point_label, size_at
+from fxc.spec import load_spec
 
 if TYPE_CHECKING:
     import torch
 
+    from fxc.capture_plan import Recorded
     from fxc.runtime.program import Program
 
 
@@ -39,6 +42,12 @@ class WarmResult(msgspec.Struct, frozen=True):
     seconds: dict[str, float]
     """lookup, verify, load, first_step, capture, total. A build and the import of torch count to the total
     only."""
+    graphs: dict[str, int]
+    """CUDA graphs that could be captured, by mode."""
+    graph_bytes: int
+    """Memory of the GPU that they took."""
+    not_captured: str
+    """Why there are none, where model.yaml asks for some."""
     compilations: int
     """Processes that were started from the beginning of load to the end of the first steps. A program has no compiler;
     where an op that it calls compiles C++ or Triton at its first call, that starts one (g++, ptxas) or more."""
@@ -49,7 +58,8 @@ def warm(
     require_hit: bool = False, run: bool = True, rank: int | None = None, world_size: int | None = None,
     dp_rank: int | None = None, cache_dir: Path | None = None, observer: Observer | None = None,
 ) -> WarmResult:  # fmt: skip
-    """Look up (or build) what `ref` names, check its digests, load it, and run one step per size and range.
+    """Look up (or build) what `ref` names, check its digests, load it, run one step per size and range, and on a GPU
+    capture the CUDA graphs that model.yaml asks for: their times and memory are noted beside the artifact.
 
     Args:
         ref: a model.yaml, a prefix of a hash, or the path of an artifact.
@@ -74,6 +84,8 @@ def warm(
     # Imports torch, as a server has long done: seconds that count to the total only.
     from fxc.runtime import custom_ops, loader
 
+    captured: list[Recorded] = []
+    not_captured = ""
     with _started() as processes:
         with clock.phase("load"):
             if refs.is_spec(ref):  # a FILE.py that registers ops is named relative to model.yaml
@@ -82,9 +94,15 @@ def warm(
         if run:
             with clock.phase("first_step"):
                 _run_all(program, artifact.manifest)
+            if program.device.type == "cuda":
+                if refs.is_spec(ref):  # an artifact keeps the modes and sizes of the build that made it
+                    program.cudagraph = load_spec(Path(ref), overrides, level).cudagraph
+                with clock.phase("capture"):
+                    captured, not_captured = _capture(program)
     return WarmResult(
         hash=artifact.manifest.hash, hit=not built, built=built, ready=True, sizes=artifact.manifest.sizes,
-        seconds=clock.seconds(), compilations=len(processes),
+        seconds=clock.seconds(), graphs=dict(Counter(entry.mode for entry in captured)),
+        graph_bytes=sum(entry.bytes for entry in captured), not_captured=not_captured, compilations=len(processes),
     )  # fmt: skip
 
 
@@ -161,6 +179,14 @@ def _run_all(program: Program, manifest: Manifest) -> None:
                 ) from error
     if program.device.type == "cuda":
         torch.cuda.synchronize(program.device)
+
+
+def _capture(program: Program) -> tuple[list[Recorded], str]:
+    """What was captured, or why nothing: a program that no graph can hold is ready without."""
+    try:
+        return program.capture(), ""
+    except RunError as error:
+        return [], error.message
 
 
 _STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.system"})

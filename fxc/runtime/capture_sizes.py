@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from fxc.capture_plan import Mode
 from fxc.errors import InputError
 from fxc.manifest import Manifest
-from fxc.runtime.choice import Mode
 from fxc.shapes import Range, point_label, select, whole
 from fxc.spec import CudagraphSpec, Spec, named_values
 

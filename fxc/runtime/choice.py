@@ -8,12 +8,12 @@ from typing import Literal
 
 import msgspec
 
+from fxc.capture_plan import Mode
 from fxc.shapes import point_label
 
 TOKENS, REQUESTS = "num_tokens", "num_requests"
 """Dimensions of a program with `kv_cache`."""
 
-Mode = Literal["full", "piecewise"]
 MODES: tuple[Mode, ...] = ("full", "piecewise")
 """In order of preference; after them comes the compiled program without a graph."""
 

@@ -19,10 +19,10 @@ import msgspec
 import torch
 
 from fxc import _torch_run
+from fxc.capture_plan import Mode, Recorded
 from fxc.errors import RunError
 from fxc.manifest import Input, Tensor
-from fxc.runtime.capture_plan import Recorded
-from fxc.runtime.choice import BatchDescriptor, Captured, Choice, Mode, choose
+from fxc.runtime.choice import BatchDescriptor, Captured, Choice, choose
 from fxc.runtime.piecewise import Piecewise
 from fxc.runtime.recorder import Recorder
 from fxc.runtime.static_inputs import StaticInputs, Views, stand_in

@@ -12,12 +12,13 @@ import msgspec
 import torch
 from torch import nn
 
+from fxc import capture_plan
+from fxc.capture_plan import Mode, Recorded
 from fxc.convert import nearest
 from fxc.errors import FxcError, InputError, RunError, UsageError
 from fxc.manifest import Manifest
-from fxc.runtime import capture_plan, capture_sizes, dispatch, weights
-from fxc.runtime.capture_plan import Recorded
-from fxc.runtime.choice import MODES, Choice, Mode
+from fxc.runtime import capture_sizes, dispatch, weights
+from fxc.runtime.choice import MODES, Choice
 from fxc.runtime.graphs import CaptureError, Counters, Graphs, Wish
 from fxc.runtime.inputs import check_bound, plain, refuse
 from fxc.runtime.recorder import Recorder

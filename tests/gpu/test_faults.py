@@ -98,15 +98,18 @@ def test_the_pool_does_not_grow(make: Make, mode: str) -> None:
     """30 sizes take little more than the largest, and replays in any order nothing."""
     program, model = make(fault_models.Scaled)
     assert len(SIZES) == 30
-    recorded = program.capture(mode, SIZES)
-    assert len(recorded) == 30
-    reserved = torch.cuda.memory_reserved()
-    for n in (128, 1, 77, 8, 100, 3, 128):
-        noise = torch.full((1 << 20,), float("nan"), device="cuda")
-        torch.testing.assert_close(program(rows(n)), model(rows(n)))
-        del noise
-    assert torch.cuda.memory_reserved() - reserved <= 8 << 20
-    assert sum(entry.bytes for entry in recorded) < 256 << 20
+    before = torch.cuda.memory_reserved()
+    assert len(program.capture(mode, SIZES)) == 30
+    captured = torch.cuda.memory_reserved()
+    assert captured - before <= 64 << 20
+    for again in (False, True):
+        for n in (128, 1, 77, 8, 100, 3, 128):
+            noise = torch.full((1 << 20,), float("nan"), device="cuda")
+            torch.testing.assert_close(program(rows(n)), model(rows(n)))
+            del noise
+        if not again:  # what eager needs is there now
+            captured = torch.cuda.memory_reserved()
+    assert torch.cuda.memory_reserved() == captured
 
 
 @torch.no_grad()
@@ -138,7 +141,7 @@ def test_lazy_and_limited(make: Make) -> None:
 
 @torch.no_grad()
 def test_what_was_captured_is_noted(make: Make) -> None:
-    from fxc.runtime import capture_plan
+    from fxc import capture_plan
 
     program, _ = make(fault_models.Scaled)
     recorded = program.capture(sizes=[8, 64])

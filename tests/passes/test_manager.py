@@ -154,7 +154,6 @@ def narrower(graph: fx.Graph, nodes: dict[str, fx.Node]) -> None:
     nodes["output"].args = ((half,),)
 
 
-
 def unsorted(graph: fx.Graph, nodes: dict[str, fx.Node]) -> None:
     nodes["add"].args = (nodes["mul"], 2)
 
@@ -180,8 +179,14 @@ def raising(graph: fx.Graph, nodes: dict[str, fx.Node]) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (narrower, "leaves a graph that is not valid: its result slice_tensor is f32[n, 4] strides [8, 1], expected f32[n, 8]"),
-        (unsorted, "leaves a graph that is not valid: Argument 'mul' of Node 'add' was used before it has been defined"),
+        (
+            narrower,
+            "leaves a graph that is not valid: its result slice_tensor is f32[n, 4] strides [8, 1], expected f32[n, 8]",
+        ),
+        (
+            unsorted,
+            "leaves a graph that is not valid: Argument 'mul' of Node 'add' was used before it has been defined",
+        ),
         (fewer, "leaves a graph that is not valid: it has 0 results, expected 1"),
         (without_input, "leaves a graph that is not valid: its inputs are in_0, they were 2"),
         (writing, "leaves a graph that is not valid: it writes into in_0, expected nothing"),

@@ -390,7 +390,12 @@ def test_gates_that_only_look_alike(name: str) -> None:
 
 
 def test_scales_that_are_not_one_float32() -> None:
-    for layout, fused in (("float32[1]", True), ("float32[1, 1]", True), ("bfloat16[]", False), ("float32[256]", False)):
+    for layout, fused in (
+        ("float32[1]", True),
+        ("float32[1, 1]", True),
+        ("bfloat16[]", False),
+        ("float32[256]", False),
+    ):
         text = piece(gated(ACTIVATIONS["silu"], static), {**gated_shapes(256), "scale": layout})
         ran = alone(text, "gated_quant")
         assert (ran.text != text) == fused

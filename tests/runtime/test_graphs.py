@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from handmade import span
 
 from fxc.errors import InputError, RunError, UsageError
 from fxc.manifest import Input, Piece, Program, Tensor, Weight
@@ -16,7 +17,6 @@ from fxc.runtime import Program as Loaded
 from fxc.runtime import load
 from fxc.runtime.recorder import Recorder
 from fxc.shapes import Range
-from tests.runtime.handmade import span
 
 Make = Callable[..., Path]
 
@@ -49,8 +49,8 @@ class CallingAgain(Recorder):
         return replay, result
 
     def make(self, call: Callable[[], torch.Tensor]) -> torch.Tensor:
-        self.kept.append(call())
-        return self.kept[-1]
+        self.kept.append(made := call())
+        return made
 
     def free_bytes(self) -> int:
         return self.free
@@ -149,7 +149,7 @@ def test_a_weight_that_moved(artifact: Make) -> None:
     weight = program._weights[0]  # type: ignore[index]
     weight.mul_(2)
     assert torch.equal(program(rows(4)), rows(4) * torch.arange(4.0) * 2)
-    weight.set_(torch.ones(4))
+    weight.set_(torch.ones(4).untyped_storage())
     with pytest.raises(RunError, match="w has moved since the graphs were captured"):
         program(rows(4))
     program.bind({"w": torch.ones(4)})  # drops the graphs

@@ -7,11 +7,13 @@ import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from fxc.runtime.choice import Mode
 from fxc.shapes import point_label
+
+Mode = Literal["full", "piecewise"]
 
 
 class Recorded(msgspec.Struct, frozen=True):

@@ -1,0 +1,92 @@
+"""Linear layers of a single row, as decoding one token has them, by a kernel that reads weights as fast as memory gives
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from fxc.ops.gemv import gemv
+from fxc.passes.base import Fusion, NearMiss, New, Outcome
+from fxc.passes.graph import Layouts, dtype, is_op, last_stride, same_size, shape
+from fxc.passes.match import Call, Exactly, Found, OneOf, Pattern, Tensor
+from fxc.shapes import Range
+from fxc.target import Target
+
+aten = torch.ops.aten
+
+LEAST = 1 << 20
+"""Elements of a weight from which on a kernel of its own pays: smaller ones are read in less than a launch takes."""
+
+X, WEIGHT, BIAS = Tensor("x"), Tensor("weight"), Tensor("bias")
+TURNED: Pattern = OneOf((Call(aten.t.default, (WEIGHT,)), Call(aten.transpose.int, (WEIGHT, Exactly(0), Exactly(1)))))
+
+
+@dataclass(frozen=True)
+class RowLinear(Fusion):
+    """x @ weight.t() + bias, of one row x and a 16-bit weight of a million elements or more."""
+
+    name: ClassVar[str] = "row_linear"
+    kernels: ClassVar[tuple[str, ...]] = ("fxc.ops.gemv", "fxc.ops.gemv_triton", "fxc.ops.gemv_kernels")
+    pattern: ClassVar[Pattern] = OneOf(
+        (
+            Call(aten.linear.default, (X, WEIGHT, BIAS)),
+            Call(aten.linear.default, (X, WEIGHT)),
+            Call(aten.mm.default, (X, TURNED)),
+            Call(aten.matmul.default, (X, TURNED)),
+            Call(aten.addmm.default, (BIAS, X, TURNED)),
+        )
+    )
+
+    def runs_on(self, target: Target) -> bool:
+        return target.device == "cuda"
+
+    def wants(self, box: Range) -> bool:
+        return any(low == high == 1 for _, low, high in box.bounds)
+
+    def anchors(self, graph: fx.Graph) -> Iterable[fx.Node]:
+        products = (aten.linear.default, aten.mm.default, aten.matmul.default, aten.addmm.default)
+        return [node for node in graph.nodes if is_op(node, *products)]
+
+    def run(self, graph: fx.Graph, box: Range) -> Outcome:
+        layouts = Layouts(box)
+        tried = {n.name: self._try(graph, n, layouts) for n in self.anchors(graph) if _is_row(_row_of(n), box)}
+        return Outcome(
+            tuple(name for name, miss in tried.items() if miss is None),
+            tuple(miss for miss in tried.values() if miss is not None),
+        )
+
+    def check(self, found: Found) -> NearMiss | None:
+        x, weight, bias = found.values["x"], found.values["weight"], found.values.get("bias")
+        if dtype(x) not in (torch.bfloat16, torch.float16) or dtype(weight) != dtype(x):
+            return NearMiss(weight.name, f"is {weight.meta['layout']}, expected 16 bits, as its input has")
+        if len(shape(weight)) != 2 or not all(size.isdigit() for size in shape(weight)):
+            return NearMiss(weight.name, f"is {weight.meta['layout']}, expected a matrix of known sizes")
+        if last_stride(weight) != "1" or last_stride(x) != "1":
+            return NearMiss(weight.name, f"is {weight.meta['layout']}, expected rows without gaps")
+        if int(shape(weight)[0]) * int(shape(weight)[1]) < LEAST:
+            return NearMiss(weight.name, f"is {weight.meta['layout']}, small enough for any kernel")
+        if bias is not None and shape(bias) != shape(weight)[:1]:
+            return NearMiss(bias.name, f"is {bias.meta['layout']}, expected one number for each row of the weight")
+        return None
+
+    def replace(self, new: New, found: Found) -> Mapping[str, fx.Node]:
+        values = found.values
+        more = () if values.get("bias") is None else (values["bias"],)
+        return {"root": new.call(gemv, values["x"], values["weight"], *more)}
+
+
+def _row_of(node: fx.Node) -> fx.Node:
+    """What a product multiplies the weight by."""
+    x = node.args[1 if is_op(node, aten.addmm.default) else 0]
+    assert isinstance(x, fx.Node)
+    return x
+
+
+def _is_row(x: fx.Node, box: Range) -> bool:
+    """Whether a tensor is one row at all sizes in `box`."""
+    return all(same_size(size, "1", box) for size in shape(x)[:-1])
