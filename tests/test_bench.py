@@ -138,6 +138,16 @@ def test_a_wrong_result_names_the_variant(build: Build, monkeypatch: pytest.Monk
         bench(build("Looks", TABLE), sizes=[3], repeats=1)
 
 
+def test_a_variant_that_fails_is_left_out(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: eager.Eager, **inputs: torch.Tensor) -> Any:
+        raise RuntimeError("no kernel\nfor this device")
+
+    monkeypatch.setattr(eager.Eager, "forward", fails)
+    (size,) = bench(build("Looks", TABLE), sizes=[3], repeats=1).sizes
+    assert set(size.times) == {"compiled"}
+    assert size.missing["eager"] == "RuntimeError: no kernel"
+
+
 def test_inputs_that_the_program_has_no_answer_to(build: Build) -> None:
     beyond = {"x": {"shape": ["n"], "dtype": "int64", "values": [100, 200]}}
     with pytest.raises(
