@@ -260,8 +260,8 @@ class _Run:
         """Run every variant once and compare its result with that of the compiled program.
 
         Returns:
-            For each variant that runs, its error. Others, eager where an op wants a compiler that is not here, say, join
-            `missing`.
+            For each variant that runs, its error. Others join `missing`: eager, say, where an op wants a compiler that
+            is not here.
 
         Raises:
             RunError: the program fails, or a result is another one.
