@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from fxc.cli import build, doctor, inspect, ls, render, schema, streams, verify, warm
+from fxc.cli import bench, build, doctor, inspect, ls, render, schema, streams, verify, warm
 from fxc.convert import nearest
 from fxc.errors import FxcError, UsageError
 
@@ -33,13 +33,14 @@ VERBS = {
     "build": build,
     "inspect": inspect,
     "warm": warm,
+    "bench": bench,
     "ls": ls,
     "verify": verify,
     "schema": schema,
     "doctor": doctor,
 }
 for _name, _verb in VERBS.items():
-    app.command(_name)(_verb.run)
+    app.command(_name, epilog=getattr(_verb, "EPILOG", None))(_verb.run)
 
 
 def _version(wanted: bool) -> None:

@@ -84,7 +84,7 @@ def run(
     Raises:
         WrongShape: a shape is not what the trace says.
     """
-    graph = _placed(traced.graph, torch.device(device))
+    graph = placed(traced.graph, torch.device(device))
     roles = [node.meta["role"] if node.users else None for node in traced.graph.find_nodes(op="placeholder")]
     given = own(traced, tensors)
     with torch.no_grad(), seeded(device):
@@ -141,7 +141,7 @@ class _Checked(fx.Interpreter):
         return result
 
 
-def _placed(graph: fx.Graph, device: torch.device) -> fx.Graph:
+def placed(graph: fx.Graph, device: torch.device) -> fx.Graph:
     """A copy that makes its tensors on `device`, whatever the model is built for."""
     copy = fx.Graph()
     copy.output(copy.graph_copy(graph, {}))

@@ -208,7 +208,14 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 def _graph_file(title: str, parts: Mapping[str, Partition]) -> str:
     graphs = "\n\n".join(print_graph(part.traced.graph, name, source_lines=True) for name, part in parts.items())
-    return f'"""{title}\n\nThe graph that was traced, before it was cut."""\n\nimport torch\n\n\n{graphs}'
+    tables = "".join(f"    {name!r}: {{\n{_roles(part)}    }},\n" for name, part in parts.items())
+    roles = f"# What each placeholder stands for.\nPLACEHOLDERS = {{\n{tables}}}\n"
+    return f'"""{title}\n\nThe graph that was traced, before it was cut."""\n\nimport torch\n\n\n{graphs}\n\n{roles}'
+
+
+def _roles(part: Partition) -> str:
+    nodes = part.traced.graph.find_nodes(op="placeholder")
+    return "".join(f"        {node.name!r}: {node.meta['role']!r},\n" for node in nodes)
 
 
 def _used(traces: Iterable[Traced], weights: Mapping[str, Weight]) -> tuple[list[Weight], dict[str, torch.Tensor]]:

@@ -7,7 +7,8 @@ class Observer:
     """Hears of progress; every method does nothing here. Calls come from one thread."""
 
     def phase(self, name: str) -> None:
-        """A phase begins: trace, partition, compile, prove, publish; lookup, verify, load, first_step, capture."""
+        """A phase begins: trace, partition, compile, prove, publish; lookup, verify, load, first_step, capture; or the
+        size that is timed, `num_tokens=8`."""
 
     def phase_done(self, name: str, seconds: float) -> None:
         """A phase ended."""

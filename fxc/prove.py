@@ -57,11 +57,12 @@ class Jumps(NamedTuple):
 
 def jumps(text: str) -> Jumps:
     """What in a piece may differ altogether after a rounding error, by the piece's text."""
-    parameters = _PARAMETER.findall(text.partition("\n")[0])
+    head, _, body = text.partition("):\n")  # parameters are on one line, or on one each
+    parameters = _PARAMETER.findall(head)
     floats = {name for name, kind in parameters if _FLOAT.fullmatch(kind)}
     behind: set[str] = set()
     results: list[str] = []
-    for name, op, rest, kind in _LINE.findall(text):
+    for name, op, rest, kind in _LINE.findall(body):
         words = re.findall(r"[^\W\d]\w*", rest)
         if rest.startswith("return"):
             results = words[1:]

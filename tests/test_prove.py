@@ -64,6 +64,18 @@ def piece(in_0: "f32[n, 8]", in_1: "f32[n, 8]", in_2: "i64[n]"):
     assert jumps(text) == Jumps(frozenset({1, 3}), frozenset({1}))
 
 
+def test_parameters_on_lines_of_their_own() -> None:
+    text = """\
+def piece(
+    in_0: "f32[n, 8]",
+    in_1: "f32[n, 8]",
+):
+    gt = torch.ops.aten.gt.Scalar(in_0, 0.0)  # b8[n, 8]
+    return (gt,)
+"""
+    assert jumps(text) == Jumps(frozenset({0}), frozenset())
+
+
 def test_row_errors() -> None:
     want = torch.tensor([[3.0, 4.0], [0.0, 0.0], [math.inf, 1.0], [math.nan, 1.0]])
     assert row_errors(want, want).tolist() == [0, 0, 0, 0]

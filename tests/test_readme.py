@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+from fxc.bench import Captured
 from fxc.spec import parse_spec
 from tests.conftest import ROOT, Built
 
@@ -95,3 +96,9 @@ def test_json_keys_are_the_real_ones(built: Built) -> None:
         found = json.loads(built.shell(f"fxc {verb} examples/tiny_llama.yaml --json"))
         named = set(re.findall(r"`(\w+)`", listed[1]))
         assert set(found) | set(found["seconds"]) <= named
+    listed = re.search(r"^\| `bench` \| (.*) \|$", README, re.MULTILINE)
+    assert listed is not None
+    found = json.loads(built.shell("fxc bench $HASH --sizes 8 --repeats 1 --json"))
+    (size,) = found["sizes"]
+    graphs = set(Captured.__struct_fields__)
+    assert set(re.findall(r"`(\w+)`", listed[1])) == {*found, *size, *size["times"]["eager"], *graphs}

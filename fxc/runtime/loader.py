@@ -63,7 +63,7 @@ def load(
     factories = _factories(manifest, namespace, runners)
     cudagraph = load_spec(Path(ref)).cudagraph if refs.is_spec(ref) else None
     return Program(
-        manifest, place, factories, _constants(artifact, f"{folder}/{CONSTANTS}", place),
+        manifest, place, factories, constants(artifact, f"{folder}/{CONSTANTS}", place),
         cudagraph=cudagraph, path=artifact.path,
     )  # fmt: skip
 
@@ -142,7 +142,7 @@ def _pieces(
     return tuple(runners[key] for key in program.binaries)
 
 
-def _constants(artifact: Artifact, name: str, device: torch.device) -> list[torch.Tensor]:
+def constants(artifact: Artifact, name: str, device: torch.device) -> list[torch.Tensor]:
     """Lifted constants, the program's own: a mutated one is state of this program object."""
     constants = artifact.manifest.constants
     if not constants:
