@@ -1,9 +1,9 @@
 """Decoding with a paged cache and CUDA graphs: the shape of Llama-3.1-8B, bfloat16, random weights, context 1024.
 
-python benchmarks/decode.py [--layers 32] [--sizes 1,8,64,256] [--name h200-decode]
+python benchmarks/decode.py [--layers 32] [--sizes 1,8,64,256] [--no-peers] [--name h200-decode]
 
-Times are of one call of the program with all its inputs on the device, the copy into static buffers included. The
-roofline is what has to be read (weights, keys and values) over the bandwidth of a copy, measured in the same process.
+Steps are timed by `fxc bench`, torch.compile's reduce-overhead in turns with the rest. What capturing many sizes takes
+is measured in processes of their own, as in a server that starts: the clock begins with the weights on the device.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from machine import machine
 
 import fxc
+from fxc.bench import BenchResult, bench
 from fxc.ready import make_weight
-from fxc.runtime import PagedCache, Sequence
+from fxc.runtime import PagedCache
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32,
@@ -34,32 +34,38 @@ CONFIG = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}, "torch_dtype": "bfloat16",
 }  # fmt: skip
 CONTEXT = 1024
-CHUNK = 512
-"""Tokens of a prompt in one call."""
-LADDER = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)]
-"""The 51 sizes that vLLM captures by default."""
+LADDERS = {
+    "51 sizes, whole steps": ("full", [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)]),
+    "51 sizes, piecewise": ("piecewise", [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)]),
+    "256 sizes, whole steps": ("full", [*range(1, 257)]),
+}
+"""The 51 are those that vLLM captures by default."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--sizes", default="1,8,64,256")
+    parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--name", default="h200-decode")
+    parser.add_argument("--capture", nargs=2, metavar=("LADDER", "PATH"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.capture:
+        print(json.dumps(capture(*options.capture)))
+        return
     sizes = [int(size) for size in options.sizes.split(",")]
     found: dict[str, Any] = {"machine": machine("cuda"), "layers": options.layers, "context": CONTEXT}
     with tempfile.TemporaryDirectory() as folder:
-        measure(Path(folder), options.layers, sizes, found)
-    lines = table(found)
-    print("\n".join(lines))
-    results = Path(os.environ.get("BENCH_RESULTS", Path(__file__).parent / "results"))
-    results.mkdir(parents=True, exist_ok=True)
-    (results / f"{options.name}.json").write_text(json.dumps(found, indent=1) + "\n")
-    (results / f"{options.name}.md").write_text("\n".join([*lines, ""]))
+        found["build"] = build(Path(folder), options.layers, sizes)
+        path = found["build"].pop("path")
+        found["captures"] = {name: child(name, path) for name in LADDERS}
+        save(options.name, found, None)  # if what follows is cut off
+        peers = () if options.no_peers else ("reduce-overhead",)
+        result = bench(path, sizes=sizes, peers=peers, context=CONTEXT)
+    save(options.name, found, result)
 
 
-@torch.no_grad()
-def measure(folder: Path, layers: int, sizes: list[int], found: dict[str, Any]) -> None:
+def build(folder: Path, layers: int, sizes: list[int]) -> dict[str, Any]:
     (folder / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": layers}))
     spec = {
         "model": {"huggingface": ".", "dtype": "bfloat16"}, "device": "cuda",
@@ -73,76 +79,54 @@ def measure(folder: Path, layers: int, sizes: list[int], found: dict[str, Any]) 
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"fxc build: {done.stderr[-4000:]}")
-    found["build"] = json.loads(done.stdout) | {"process": time.perf_counter() - start}
-    found["build"].pop("proof")
-    start = time.perf_counter()
-    program = fxc.load(found["build"]["hash"], cache_dir=folder)
-    found["load"] = time.perf_counter() - start
+    result: dict[str, Any] = json.loads(done.stdout) | {"process": time.perf_counter() - start}
+    return {name: result[name] for name in ("path", "seconds", "binaries", "process", "unique_pieces")}
+
+
+def child(ladder: str, path: str) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--capture", ladder, path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{ladder}: {done.stderr[-4000:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def capture(ladder: str, path: str) -> dict[str, Any]:
+    """Seconds of a new server, from having its weights on the device to having its graphs."""
+    mode, sizes = LADDERS[ladder]
     generator = torch.Generator("cuda").manual_seed(0)
-    weights = {weight.name: make_weight(weight, generator) for weight in program.manifest.weights}
+    manifest = fxc.load(path).manifest  # also loads what belongs to CUDA itself
+    weights = {weight.name: make_weight(weight, generator) for weight in manifest.weights}
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    program = fxc.load(path)
+    loaded = time.perf_counter()
     program.bind(weights)
-    most = max(sizes)
-    cache = PagedCache(program, most * (CONTEXT // 16 + 1))
-    for tensor in cache.tensors.values():
-        tensor.normal_(generator=generator)
-    sequences = [Sequence() for _ in range(most)]
-    for sequence in sequences:
-        for _ in range(0, CONTEXT, CHUNK):
-            cache.batch([(sequence, [0] * CHUNK)])
-    read = sum(w.nbytes for name, w in weights.items() if "embed_tokens" not in name)
-    keys = cache.bytes // cache.num_blocks // 16 * CONTEXT
-    found |= {"weights": read, "cache": cache.bytes, "bandwidth": bandwidth(), "steps": {}}
-    batches = {}
-    for size in sizes:
-        batches[size] = cache.batch([(sequence, [1]) for sequence in sequences[:size]])
-        plain = program(**batches[size]).clone()
-        entry = {"plain": timed(lambda size=size: program(**batches[size]), 10)}  # type: ignore[misc]
-        found["steps"][size] = entry | {"roofline": (read + size * keys) / found["bandwidth"]}
-        batches[size]["expected"] = plain
-    start = time.perf_counter()
-    captured = program.capture()
+    PagedCache(program, 256)
     torch.cuda.synchronize()
-    found["capture"] = {"seconds": time.perf_counter() - start, "sizes": [dump(entry) for entry in captured]}
-    for size in sizes:
-        expected = batches[size].pop("expected")
-        result = program(**batches[size])
-        entry = found["steps"][size]
-        entry["error"] = ((result - expected).float().norm() / expected.float().norm()).item()
-        entry["replay"] = timed(lambda size=size: program(**batches[size]), 20)  # type: ignore[misc]
-    program.capture("none")
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_reserved()
-    start = time.perf_counter()
-    captured = program.capture(sizes=[{"num_tokens": n, "num_requests": n} for n in LADDER])
+    bound = time.perf_counter()
+    points = [{"num_tokens": n, **({"num_requests": n} if mode == "full" else {})} for n in sizes]
+    recorded = program.capture(mode, points)
     torch.cuda.synchronize()
-    found["ladder"] = {
-        "sizes": len(captured), "seconds": time.perf_counter() - start,
-        "bytes": torch.cuda.memory_reserved() - before,
+    end = time.perf_counter()
+    slow = [entry.seconds for entry in recorded]
+    return {
+        "sizes": len(recorded), "load": loaded - start, "bind": bound - loaded, "capture": end - bound,
+        "all": end - start, "bytes": sum(entry.bytes for entry in recorded), "first": slow[0],
+        "median": sorted(slow)[len(slow) // 2], "graphs": [msgspec.to_builtins(entry) for entry in recorded],
     }  # fmt: skip
 
 
-def dump(entry: Any) -> dict[str, Any]:
-    return {"size": entry.size, "bytes": entry.bytes, "seconds": entry.seconds}
-
-
-def timed(call: Callable[[], object], repeats: int) -> float:
-    """Median seconds of a call, the GPU waited for after five of them."""
-    times = []
-    for _ in range(repeats + 1):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(5):
-            call()
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) / 5)
-    return statistics.median(times[1:])
-
-
-def bandwidth() -> float:
-    """Bytes per second, read and written, of a copy of 4 GiB."""
-    source = torch.empty(1 << 32, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / timed(lambda: target.copy_(source), 5)
+def save(name: str, found: dict[str, Any], result: BenchResult | None) -> None:
+    if result is not None:
+        found = found | {"bench": msgspec.to_builtins(result)}
+    lines = table(found)
+    print("\n".join(lines), flush=True)
+    results = Path(os.environ.get("BENCH_RESULTS", Path(__file__).parent / "results"))
+    results.mkdir(parents=True, exist_ok=True)
+    (results / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    (results / f"{name}.md").write_text("\n".join([*lines, ""]))
 
 
 def table(found: dict[str, Any]) -> list[str]:
@@ -151,25 +135,44 @@ def table(found: dict[str, Any]) -> list[str]:
         f"# Decode, {found['layers']} layers of Llama-3.1-8B's shape, bfloat16, context {CONTEXT}: {where['device']}, "
         f"torch {where['torch']}, {where['date']}",
         "",
-        f"Build {found['build']['process']:.0f} s (trace {found['build']['seconds']['trace']:.0f} s, "
-        f"{found['build']['binaries']['compiled']} binaries); load {found['load'] * 1e3:.0f} ms; "
-        f"copy bandwidth {found['bandwidth'] / 1e12:.2f} TB/s.",
+        f"Build {found['build']['process']:.0f} s (trace {found['build']['seconds']['trace']:.0f} s), "
+        f"{found['build']['binaries']['compiled']} binaries.",
         "",
-        "| tokens | compiled | full replay | roofline | replay / roofline | replay against compiled, error |",
-        "| --- | --- | --- | --- | --- | --- |",
     ]
-    for size, step in found["steps"].items():
-        lines.append(
-            f"| {size} | {step['plain'] * 1e3:.2f} ms | {step['replay'] * 1e3:.2f} ms | "
-            f"{step['roofline'] * 1e3:.2f} ms | {step['replay'] / step['roofline']:.2f} | {step['error']:.1e} |"
-        )
-    capture, ladder = found["capture"], found["ladder"]
+    if "bench" in found:
+        lines += steps(found["bench"])
     lines += [
-        "",
-        f"Captured {len(capture['sizes'])} sizes in {capture['seconds']:.2f} s; {ladder['sizes']} sizes in "
-        f"{ladder['seconds']:.2f} s with {ladder['bytes'] / 2**30:.2f} GiB.",
+        "| captured in a new process | load | bind | capture | all | first size | others, median | memory |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
+    for name, entry in found["captures"].items():
+        lines.append(
+            f"| {name} | {entry['load'] * 1e3:.0f} ms | {entry['bind'] * 1e3:.0f} ms | {entry['capture']:.2f} s | "
+            f"{entry['all']:.2f} s | {entry['first'] * 1e3:.0f} ms | {entry['median'] * 1e3:.1f} ms | "
+            f"{entry['bytes'] / 2**30:.2f} GiB |"
+        )
     return lines
+
+
+def steps(result: dict[str, Any]) -> list[str]:
+    variants = result["variants"]
+    lines = [
+        f"Milliseconds per step; copy bandwidth {result['bandwidth'] / 1e12:.2f} TB/s.",
+        "",
+        f"| tokens | {' | '.join(variants)} | roofline | full / roofline | full / reduce-overhead | host, compiled |",
+        f"| --- |{' --- |' * (len(variants) + 4)}",
+    ]
+    for size in result["sizes"]:
+        times = size["times"]
+        shown = [f"{times[name]['step_us'] / 1e3:.2f}" if name in times else "" for name in variants]
+        full = times["full"]["step_us"] if "full" in times else float("nan")
+        peer = times["reduce-overhead"]["step_us"] if "reduce-overhead" in times else float("nan")
+        lines.append(
+            f"| {size['tokens']} | {' | '.join(shown)} | {size['roofline_us'] / 1e3:.2f} | "
+            f"{full / size['roofline_us']:.2f} | {full / peer:.2f} | {times['compiled']['host_us'] / 1e3:.2f} |"
+        )
+    missing = {f"{name}: {why}" for size in result["sizes"] for name, why in size["missing"].items()}
+    return [*lines, "", *sorted(missing), *([""] if missing else [])]
 
 
 if __name__ == "__main__":

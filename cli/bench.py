@@ -55,11 +55,17 @@ def run(
     wanted = None if sizes is None else [*read_sizes(sizes)]
     if chart is not None and not chart.resolve().parent.is_dir():
         raise UsageError(f"--plot {chart}: there is no directory {chart.parent}", "make it first")
-    from fxc.bench import bench
+    from fxc.bench import PEERS, bench
 
     with streams.result_only(), progress.observer(quiet=quiet, verbose=verbose) as observer:
         result = bench(
-            ref, sizes=wanted, peers=peers, repeats=repeats, context=context, cache_dir=cache_dir, observer=observer
+            ref,
+            sizes=wanted,
+            peers=[*PEERS] if peers else (),
+            repeats=repeats,
+            context=context,
+            cache_dir=cache_dir,
+            observer=observer,
         )
     if chart is not None:
         _write(chart, plot.svg(result))

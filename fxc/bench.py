@@ -7,7 +7,7 @@ the compiled program's before.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ class BenchResult(msgspec.Struct, frozen=True):
 
 
 def bench(
-    ref: str | Path, *, sizes: Sequence[int | Mapping[str, int]] | None = None, peers: bool = False,
+    ref: str | Path, *, sizes: Sequence[int | Mapping[str, int]] | None = None, peers: Collection[str] = (),
     repeats: int = REPEATS, context: int | None = None, cache_dir: Path | None = None, observer: Observer | None = None,
 ) -> BenchResult:  # fmt: skip
     """Time what `ref` names. Nothing is built; torch.compile is used for `peers` alone.
@@ -106,7 +106,7 @@ def bench(
     Args:
         ref: the prefix of a hash, the path of an artifact, or the model.yaml that it was built from.
         sizes: by default the program's, and one that is none of them.
-        peers: time torch.compile too, the same graph compiled for each size by itself.
+        peers: names in `PEERS`: time torch.compile too, the same graph compiled for each size by itself.
         context: with `kv_cache`, tokens of each request that are in the cache; by default 1024, or as many as fit.
 
     Raises:
@@ -151,8 +151,8 @@ class _Run:
     """One benchmark: what is loaded and made up once, and then a size at a time."""
 
     def __init__(
-        self, artifact: Artifact, load: Callable[[], Program], chosen: Sequence[Point], peers: bool, repeats: int,
-        context: int | None, observer: Observer,
+        self, artifact: Artifact, load: Callable[[], Program], chosen: Sequence[Point], peers: Collection[str],
+        repeats: int, context: int | None, observer: Observer,
     ) -> None:  # fmt: skip
         self.artifact, self.manifest, self.load = artifact, artifact.manifest, load
         self.chosen, self.repeats, self.observer = chosen, repeats, observer
@@ -161,12 +161,12 @@ class _Run:
         self.device = self.program.device
         self.work = Workload(self.program, chosen, context)
         self.held = self._held()
-        self.variants = [EAGER, COMPILED, *GRAPHS, *(PEERS if peers else ())]
+        self.variants = [EAGER, COMPILED, *GRAPHS, *peers]
         self.bandwidth = timing.copy_bandwidth(self.device) if self.device.type == "cuda" else None
         self.captured: dict[str, list[Recorded]] = {}
         self.missing: dict[str, str] = {}
         self.replays = {mode: program for mode in GRAPHS if (program := self._capture(mode)) is not None}
-        if self.device.type == "cpu" and peers:
+        if self.device.type == "cpu" and "reduce-overhead" in peers:
             self.missing["reduce-overhead"] = ON_CPU
 
     def result(self) -> BenchResult:
