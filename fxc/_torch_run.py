@@ -24,10 +24,11 @@ COPY = "torch._foreach_copy_"
 BEGIN_POOL = "torch._C._cuda_beginAllocateCurrentThreadToPool"
 END_POOL = "torch._C._cuda_endAllocateToPool"
 RELEASE_POOL = "torch._C._cuda_releasePool"
+CLEAR_CUBLAS = "torch._C._cuda_clearCublasWorkspaces"
 
 NAMES = (CPU_RUNNER, SET_GRAD, OPDEFS, DISPATCH_DUMP, STORAGE, COPY)
 """What every torch must have."""
-CUDA_NAMES = (CUDA_RUNNER, BEGIN_POOL, END_POOL, RELEASE_POOL)
+CUDA_NAMES = (CUDA_RUNNER, BEGIN_POOL, END_POOL, RELEASE_POOL, CLEAR_CUBLAS)
 """What builds with CUDA must have."""
 
 Piece = Callable[[list[torch.Tensor]], list[torch.Tensor]]
@@ -148,6 +149,11 @@ def pool(device: torch.device, handle: Any) -> Iterator[None]:
     finally:
         require(END_POOL)(device.index, handle)
         require(RELEASE_POOL)(device.index, handle)
+
+
+def clear_cublas_workspaces() -> None:
+    """Have cuBLAS make its workspaces anew, where the thread then allocates."""
+    require(CLEAR_CUBLAS)()
 
 
 def copy_all(into: list[torch.Tensor], values: Iterable[torch.Tensor]) -> None:

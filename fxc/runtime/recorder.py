@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,14 +27,26 @@ class Recorder:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
-        """Everything inside runs on the recorder's stream: after what was launched, and before what will be."""
-        with torch.cuda.device(self.device), torch.no_grad():
-            self._stream.wait_stream(torch.cuda.current_stream())
-            try:
-                with torch.cuda.stream(self._stream):
-                    yield
-            finally:
-                torch.cuda.current_stream().wait_stream(self._stream)
+        """Everything inside runs on the recorder's stream: after what was launched, and before what will be.
+
+        No garbage is collected meanwhile, as no graph may be destroyed while another one is recorded.
+        """
+        gc.collect()
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.device(self.device), torch.no_grad():
+                torch.cuda.empty_cache()  # of graphs that are gone
+                _torch_run.clear_cublas_workspaces()
+                self._stream.wait_stream(torch.cuda.current_stream())
+                try:
+                    with torch.cuda.stream(self._stream):
+                        yield
+                finally:
+                    torch.cuda.current_stream().wait_stream(self._stream)
+        finally:
+            if collecting:
+                gc.enable()
 
     def record(self, call: Callable[[], Any], of: Callable[..., Any]) -> tuple[Replay, Any]:
         """The graph of a call, as a function, and the call's result, which every replay computes anew.
@@ -53,7 +66,10 @@ class Recorder:
             return self._record(call)
 
     def _run(self, call: Callable[[], Any]) -> None:
-        call()
+        """In the pool, where cuBLAS keeps the workspace that it makes now: others, torch.compile among them, have all
+        workspaces cleared, and one outside the pool would be given away while graphs write into it."""
+        with _torch_run.pool(self.device, self._pool):
+            call()
         self._stream.synchronize()
 
     def _record(self, call: Callable[[], Any]) -> tuple[Replay, Any]:

@@ -17,6 +17,18 @@ class Scaled(nn.Module):
         return self.linear(x / x.abs().amax().clamp(min=1.0))
 
 
+class Wide(nn.Module):
+    """A product that cuBLAS splits along its long inner dimension, over a workspace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 16384), nn.Linear(16384, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.down(self.up(x).relu())
+        return result
+
+
 class Noisy(nn.Module):
     def __init__(self) -> None:
         super().__init__()

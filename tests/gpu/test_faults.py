@@ -113,6 +113,22 @@ def test_the_pool_does_not_grow(make: Make, mode: str) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("mode", ["full", "piecewise"])
+def test_somebody_clears_the_workspaces_of_cublas(make: Make, mode: str) -> None:
+    """As torch.compile(mode="reduce-overhead") does: graphs must not write into memory that others have now."""
+    program, model = make(fault_models.Wide)
+    program.capture(mode, [8])
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    others = [torch.full((1 << 20,), 7.0, device="cuda") for _ in range(64)]
+    x = torch.randn(8, 16, device="cuda")
+    for _ in range(3):
+        found = program(x)
+    torch.testing.assert_close(found, model(x), rtol=1e-3, atol=1e-3)
+    assert all(bool((tensor == 7.0).all()) for tensor in others)
+
+
+@torch.no_grad()
 def test_a_result_is_overwritten_by_another_size(make: Make) -> None:
     program, model = make(fault_models.Scaled)
     program.capture(sizes=[8, 4])
