@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -138,6 +139,13 @@ def _weak(tensor: torch.Tensor) -> torch.Tensor:
     storage = require(STORAGE)(tensor.untyped_storage().data_ptr(), tensor.device, tensor.untyped_storage().nbytes())
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def hold_pool(device: torch.device, handle: Any) -> Callable[[], None]:
+    """Keep a memory pool while no graph is in it; returns what ends that. One that nobody holds cannot be used again."""
+    require(BEGIN_POOL)(device.index, handle)
+    require(END_POOL)(device.index, handle)
+    return partial(require(RELEASE_POOL), device.index, handle)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +24,8 @@ class Recorder:
         with torch.cuda.device(device):
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream()
+            release = _torch_run.hold_pool(device, self._pool)
+        weakref.finalize(self, release).atexit = False
         self._warm: set[Callable[..., Any]] = set()
 
     @contextlib.contextmanager
