@@ -142,7 +142,8 @@ def _weak(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def hold_pool(device: torch.device, handle: Any) -> Callable[[], None]:
-    """Keep a memory pool while no graph is in it; returns what ends that. One that nobody holds cannot be used again."""
+    """Keep a memory pool while no graph is in it, as one that nobody holds cannot be used again; returns what ends
+    that."""
     require(BEGIN_POOL)(device.index, handle)
     require(END_POOL)(device.index, handle)
     return partial(require(RELEASE_POOL), device.index, handle)

@@ -6,7 +6,7 @@ import importlib
 import os
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,39 +130,65 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
         node.target = PLAIN[node.target]
     eager = fx.GraphModule({}, graph)
     proof, unproved = [], []
-    budget = min(POINT_BYTES, _free_bytes(job.device) // (4 * job.share))
+    budget = min(POINT_BYTES, _free_bytes(job.device) // (HELD * job.share))
     random = any(map(_torch_build.draws, graph.nodes))
-    for wanted in job.points:
+    waiting = list(job.points)
+    while waiting:
+        wanted = waiting.pop(0)
         point = affordable(job.text, wanted, job.lowest, budget)
         label = point_label(wanted if point is None else point)
         if point is None:
             unproved.append({"shape": label, "reason": f"its tensors take several times {budget >> 20} MiB"})
             continue
-        inputs = [
-            drawn(layout, point, values, job.device, seed)
-            for seed, (layout, values) in enumerate(zip(layouts, job.values, strict=True))
-        ]
-        if compiled:
-            paged.make_up(*inputs[:6])
-        copies = [copied(tensor) for tensor in inputs]
-        with torch.no_grad():
-            results = _eager(eager, copies, label)
-            found = run([*inputs])
+        try:
+            errors = _check_point(eager, run, job, layouts, point, bool(compiled))
+        except torch.OutOfMemoryError:  # others have taken what was free
+            torch.cuda.empty_cache()
+            budget //= 4
+            waiting.insert(0, wanted)
+            continue
         if random:
             unproved.append({"shape": label, "reason": "it draws random numbers: it ran, and was not compared"})
-            continue
-        errors = compare([*found, *inputs], [*results, *copies], len(results), job.text, label)
-        proof.append({"shape": label, **errors})
+        else:
+            proof.append({"shape": label, **errors})
     return {"proof": proof, "unproved": unproved}
+
+
+def _check_point(
+    eager: fx.GraphModule, run: _torch_run.Piece, job: CheckJob, layouts: Sequence[str], point: Mapping[str, int],
+    paged_arguments: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """One comparison; empty for what draws random numbers."""
+    inputs = [
+        drawn(layout, point, values, job.device, seed)
+        for seed, (layout, values) in enumerate(zip(layouts, job.values, strict=True))
+    ]
+    label = point_label(point)
+    if paged_arguments:
+        paged.make_up(*inputs[:6])
+    copies = [copied(tensor) for tensor in inputs]
+    with torch.no_grad():
+        results = _eager(eager, copies, label)
+        found = run([*inputs])
+    if any(map(_torch_build.draws, eager.graph.nodes)):
+        return {}
+    return compare([*found, *inputs], [*results, *copies], len(results), job.text, label)
 
 
 def _eager(eager: fx.GraphModule, inputs: list[torch.Tensor], label: str) -> tuple[torch.Tensor, ...]:
     """Run before the binary, which an index out of bounds would end together with its process."""
     try:
         results: tuple[torch.Tensor, ...] = eager(*inputs)
+    except torch.OutOfMemoryError:
+        raise
     except (IndexError, RuntimeError, ValueError) as error:
         raise MadeUpError(f"{label}: {str(error).partition(chr(10))[0]}") from error
     return results
+
+
+HELD = 12
+"""How many times the bytes that `affordable` counts a check holds at its peak: inputs and results twice, and one result
+in double precision."""
 
 
 class MadeUpError(Exception):

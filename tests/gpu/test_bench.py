@@ -22,6 +22,7 @@ def test_every_variant(built: Any, cache: Any) -> None:  # noqa: F811
     assert set(found.graphs) == set(GRAPHS)
     assert found.variants == ["eager", "compiled", *GRAPHS, *PEERS]
     other, captured = found.sizes
+    assert captured.missing == {}
     assert set(captured.times) == set(found.variants)
     assert captured.padding == dict.fromkeys(GRAPHS, 0)
     assert set(other.times) >= {"eager", "compiled", *PEERS}
