@@ -140,6 +140,7 @@ class Graphs:
         before = len(self.recorded)
         kept = [(tensor, tensor.clone()) for tensor in self._written]
         with self.recorder.session():
+            self._free = self.recorder.free_bytes()
             total = 0
             while waiting:
                 wish = waiting.pop(0)
@@ -161,7 +162,7 @@ class Graphs:
         return self.recorded[before:]
 
     def _record(self, wish: Wish) -> Recorded:
-        start, before = time.perf_counter(), self.recorder.free_bytes()
+        start = time.perf_counter()
         views = self._static.views(wish.size)
         arguments = self._arguments(wish, views)
         try:
@@ -174,7 +175,8 @@ class Graphs:
         if not _torch_run.only_tensors(result):
             self._unpadded.setdefault(wish.mode, "a result is no tensor")
         wish.graph = _Graph(run, views)
-        grown = before - self.recorder.free_bytes()
+        before, self._free = self._free, self.recorder.free_bytes()
+        grown = before - self._free
         return Recorded(dict(wish.size), wish.mode, max(0, grown), time.perf_counter() - start)
 
     def _arguments(self, wish: Wish, views: Views) -> list[torch.Tensor]:
