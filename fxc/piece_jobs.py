@@ -28,7 +28,8 @@ from fxc.target import Target
 def import_ops(names: tuple[str, ...]) -> None:
     """Import what registers custom ops."""
     import fxc.ops
-    import fxc.ops.fp8  # noqa: F401
+    import fxc.ops.fp8
+    import fxc.ops.rope  # noqa: F401
 
     for name in names:
         if name.endswith(".py"):
@@ -66,17 +67,22 @@ def compile_piece(job: CompileJob) -> dict[str, Any]:
 def _kernels(target: Target) -> dict[Any, Callable[..., Any]]:
     """Ops that a binary for this target has the kernels of, and what launches those; on the CPU what the compiler makes
     of their references."""
-    from fxc.ops import fp8, paged_attention
+    from fxc.ops import fp8, paged_attention, rope
 
     if target.device != "cuda":
-        return {fp8.norm_fp8: fp8.norm_reference, fp8.gated_fp8: fp8.gated_reference}
-    from fxc.ops import fp8_triton, paged_triton
+        return {
+            fp8.norm_fp8: fp8.norm_reference,
+            fp8.gated_fp8: fp8.gated_reference,
+            rope.norm_rope: rope.reference,
+        }
+    from fxc.ops import fp8_triton, paged_triton, rope_triton
 
     sms = int(target.properties["multi_processor_count"])
     return {
         paged_attention: partial(paged_triton.attend, call=paged_triton.trace, sms=sms),
         fp8.norm_fp8: partial(fp8_triton.norm, call=paged_triton.trace),
         fp8.gated_fp8: partial(fp8_triton.gated, call=paged_triton.trace),
+        rope.norm_rope: partial(rope_triton.norm_rope, call=paged_triton.trace),
     }
 
 

@@ -11,6 +11,7 @@ from fxc.passes.manager import Ran, configure, enabled, identity, run
 from fxc.passes.match import Found
 from fxc.passes.noop import NoOp
 from fxc.passes.norm_quant import NormQuant
+from fxc.passes.rope import NormRope
 
 __all__ = [
     "PIPELINE", "Found", "Fusion", "NearMiss", "New", "Outcome", "Pass", "Ran", "configure", "enabled", "identity",
@@ -21,5 +22,6 @@ PIPELINE: tuple[type[Pass], ...] = (
     NoOp,  # first: what does nothing hides patterns
     NormQuant,
     GatedQuant,
+    NormRope,
 )
 """Passes that every build knows; a user's own run after them."""

@@ -150,6 +150,14 @@ def _contiguous(sizes: list[str]) -> list[str]:
     return steps[::-1]
 
 
+def behind(node: fx.Node) -> fx.Node:
+    """The node before which a new one may stand that uses `node`."""
+    place = node.next
+    while place.op == "placeholder":
+        place = place.next
+    return place
+
+
 def sweep(graph: fx.Graph) -> None:
     """Remove nodes without use or effect."""
     for node in reversed(list(graph.nodes)):
@@ -163,13 +171,13 @@ class Layouts:
     """Layouts of new nodes, found by running their ops on tensors without memory."""
 
     def __init__(self, box: Range) -> None:
-        self._box = box
+        self.box = box
         self._fakes: dict[fx.Node, Any] = {}
 
     @cached_property
     def _symbols(self) -> private.Symbols:
         """All dimensions as symbols, also those that have one value: layouts are written in their names."""
-        return private.Symbols({name: (low, max(high, low + 1), high) for name, low, high in self._box.bounds})
+        return private.Symbols({name: (low, max(high, low + 1), high) for name, low, high in self.box.bounds})
 
     @cached_property
     def _names(self) -> Mapping[str, str]:

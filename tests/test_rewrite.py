@@ -13,7 +13,7 @@ from fxc import identity, lower, pipeline, rewrite
 from fxc.cli import report
 from fxc.errors import PassError, SpecError
 from fxc.manifest import NearMiss, PassReport, PassSite
-from fxc.passes import Pass
+from fxc.passes import Pass, Ran, run
 from fxc.plan import Plan, make_plan
 from fxc.shapes import Range
 from fxc.spec import parse_spec
@@ -100,7 +100,12 @@ def test_what_passes_found_is_told_for_each_piece_and_range(folder: Path) -> Non
     assert [(site.piece, site.shape, site.matches) for site in found(made, "gated_quant").sites] == [
         ("piece_0", label, ("to",)) for label in labels
     ]
-    assert [(entry.matches, entry.missed) for entry in made.manifest.passes] == [(1, False), (0, False), (1, False)]
+    assert [(entry.matches, entry.missed) for entry in made.manifest.passes] == [
+        (1, False),
+        (0, False),
+        (1, False),
+        (0, False),
+    ]
     for unit in made.units:
         assert "torch.ops.fxc.gated_fp8" in unit.text
         assert "aten.silu" in unit.piece.text, "what it is compared with"
@@ -130,13 +135,13 @@ def test_expect(folder: Path) -> None:
 
 def test_levels(folder: Path) -> None:
     names = {level: [entry.name for entry in plan(folder, level=level).manifest.passes] for level in (0, 1, 2)}
-    assert names == {0: [], 1: ["noop"], 2: ["noop", "norm_quant", "gated_quant"]}
+    assert names == {0: [], 1: ["noop"], 2: ["noop", "norm_quant", "gated_quant", "norm_rope"]}
     assert plan(folder, {"gated_quant": {"expect": 7}}, level=1), "it does not run there"
 
 
 def test_a_pass_can_be_switched_off(folder: Path) -> None:
     made = plan(folder, {"gated_quant": {"enabled": False}})
-    assert [entry.name for entry in made.manifest.passes] == ["noop", "norm_quant"]
+    assert [entry.name for entry in made.manifest.passes] == ["noop", "norm_quant", "norm_rope"]
     assert "fxc." not in made.units[0].text
 
 
@@ -230,8 +235,12 @@ def test_a_pass_that_fails_names_the_piece(folder: Path) -> None:
 
 def test_passes_run_once_for_equal_pieces_and_ranges(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    plain = rewrite.run
-    monkeypatch.setattr(rewrite, "run", lambda *args: seen.append(args[1].label) or plain(*args))
+
+    def counted(*args: Any) -> Ran:
+        seen.append(args[1].label)
+        return run(*args)
+
+    monkeypatch.setattr(rewrite, "run", counted)
     plan(folder)
     assert seen == ["n=4", "n=1..8", "n=9..64"]
 

@@ -148,6 +148,8 @@ def test_a_pass_may_ask_for_a_range() -> None:
 class Broken(Pass):
     name: ClassVar[str] = "broken"
 
+    spoil: Any
+
     def __init__(self, spoil: Any) -> None:
         object.__setattr__(self, "spoil", spoil)
 
