@@ -64,6 +64,7 @@ class FP8Llama(TinyLlama):
         self.to(getattr(torch, dtype))
         for owner in [module for module in self.layers.modules() if isinstance(module, (Attention, MLP))]:
             for name, linear in list(owner.named_children()):
+                assert isinstance(linear, nn.Linear)
                 setattr(owner, name, FP8Linear(linear.in_features, linear.out_features, dynamic))
 
     def load(self, model: TinyLlama, input_scale: float = 0.02) -> FP8Llama:
