@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import fx
 
-from fxc.passes.graph import Layouts, behind, roots_written, same_layout, shared_root
+from fxc.passes.graph import Layouts, behind, is_known, roots_written, same_layout, shared_root
 from fxc.passes.match import Found, Pattern, search
 from fxc.shapes import Range
 from fxc.target import Target
@@ -137,7 +137,8 @@ class Fusion(Pass):
         reason: NearMiss | None = None
         found, stuck = search(self.pattern, root)
         for match in found:
-            miss = self.check(match) or next(self._bound(graph, match), None) or self._replace(graph, match, layouts)
+            miss = self.check(match) or next(self._bound(graph, match, layouts.box), None)
+            miss = miss or self._replace(graph, match, layouts)
             if miss is None:
                 return None
             reason = reason or miss
@@ -146,7 +147,7 @@ class Fusion(Pass):
     def _ends(self, found: Found) -> dict[str, fx.Node]:
         return {name: found.values[name] for name in self.outputs if found.values.get(name) is not None}
 
-    def _bound(self, graph: fx.Graph, found: Found) -> Iterator[NearMiss]:
+    def _bound(self, graph: fx.Graph, found: Found, box: Range) -> Iterator[NearMiss]:
         """What in the rest of the graph stands against a match."""
         inner, ends = set(found.inner), self._ends(found).values()
         for node in found.inner:
@@ -157,6 +158,8 @@ class Fusion(Pass):
         for node in (*found.inner, *found.reads):
             if shared_root(node) in written:
                 yield NearMiss(node.name, "it is written into in this piece")
+            if not is_known(node, box):
+                yield NearMiss(node.name, "its size depends on data")
         order = {node: index for index, node in enumerate(graph.nodes)}
         last = max(found.reads, key=order.__getitem__)
         for node in ends:

@@ -14,7 +14,7 @@ from torch import fx
 from fxc import _torch_build as private
 from fxc._torch_build import OpOverload, schema
 from fxc.graph_text import layout, parse_layout
-from fxc.scalars import WORD, compute
+from fxc.scalars import NAMES, WORD, compute
 from fxc.shapes import Range
 
 MOST_POINTS = 4096
@@ -110,6 +110,15 @@ def roots_written(graph: fx.Graph) -> set[fx.Node]:
                 items = value if isinstance(value, (list, tuple)) else [value]
                 found |= {shared_root(item) for item in items if isinstance(item, fx.Node)}
     return found
+
+
+def is_known(node: fx.Node, box: Range) -> bool:
+    """Whether the layout of a tensor follows from the dimensions; so does that of what is none."""
+    if not node.meta.get("layout"):
+        return True
+    _, sizes, strides = parse_layout(node.meta["layout"])
+    words = {word for text in (*sizes, *(strides or ())) for word in WORD.findall(text)}
+    return words <= {*NAMES, *(name for name, _, _ in box.bounds)}
 
 
 def same_layout(one: str, other: str, box: Range) -> bool:

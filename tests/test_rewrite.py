@@ -6,14 +6,15 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from fxc import identity, lower, pipeline, rewrite
 from fxc.cli import report
-from fxc.errors import PassError, SpecError
+from fxc.errors import PassError, SpecError, UsageError
 from fxc.manifest import NearMiss, PassReport, PassSite
-from fxc.passes import Pass, Ran, run
+from fxc.passes import Outcome, Pass, Ran, run
 from fxc.plan import Plan, make_plan
 from fxc.shapes import Range
 from fxc.spec import parse_spec
@@ -160,6 +161,27 @@ def test_passes_from_python(folder: Path) -> None:
     own = load_file(folder / "custom.py").Wider()
     made = plan(folder, {"gated_quant": {"enabled": False}}, extra=(own,))
     assert found(made, "wider").matches == 1
+
+
+def test_two_passes_of_one_name_and_passes_without_a_file(folder: Path) -> None:
+    from fxc.models.files import load_file
+
+    own = load_file(folder / "custom.py").Wider()
+    with pytest.raises(UsageError, match="two passes are called wider"):
+        plan(folder, extra=(own, own))
+    idle = {"name": "nowhere", "__module__": "no_such_module", "run": lambda self, graph, box: Outcome()}
+    nowhere = type("Nowhere", (Pass,), idle)
+    with pytest.raises(UsageError, match="pass nowhere: Nowhere is defined in no file"):
+        plan(folder, extra=(nowhere(enabled=True),))
+
+
+def test_a_pass_that_has_to_match_and_cannot_run() -> None:
+    old = msgspec.structs.replace(target(), device="cuda", compute_capability=(8, 0))
+    data = {"model": {"target": "a:B"}, "device": "cuda", "inputs": {"x": {"shape": [1], "dtype": "float32"}}}
+    with pytest.raises(PassError, match="pass norm_quant does not run on compute capability 8.0"):
+        rewrite.passes(parse_spec({**data, "passes": {"norm_quant": {"expect": 1}}}), Path(), old)
+    for options in ({"expect": 0}, {"expect": 1, "enabled": False}):
+        assert rewrite.passes(parse_spec({**data, "passes": {"norm_quant": options}}), Path(), old)
 
 
 @pytest.mark.parametrize(
