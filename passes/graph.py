@@ -26,8 +26,9 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     declared = schema(node.target).arguments
     given = dict(zip((argument.name for argument in declared), node.args, strict=False)) | node.kwargs
     values = {argument.name: given.get(argument.name, argument.default_value) for argument in declared}
-    if "dim" in values and node.args and isinstance(node.args[0], fx.Node) and node.args[0].meta.get("layout"):
-        values["dim"] = _from_the_end(values["dim"], len(shape(node.args[0])))
+    if node.args and isinstance(node.args[0], fx.Node) and node.args[0].meta.get("layout"):
+        for name in values.keys() & {"dim", "dim0", "dim1"}:
+            values[name] = _from_the_end(values[name], len(shape(node.args[0])))
     return values
 
 

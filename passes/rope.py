@@ -20,8 +20,10 @@ from fxc.shapes import Range
 
 aten = torch.ops.aten
 
-H: Pattern = OneOf((Named(cast(cast(rms_norm(Tensor("x")))), "norm", True), cast(Tensor("x"))))
-"""A head."""
+_NORMED = Named(cast(cast(rms_norm(Tensor("x")))), "norm", True)
+_SWAPPED = Named(Call(aten.transpose.int, (_NORMED, Exactly(-3), Exactly(-2))), "swapped", True)
+H: Pattern = OneOf((_NORMED, cast(_SWAPPED), cast(Tensor("x"))))
+"""A head, normed, maybe before heads and tokens are swapped."""
 
 
 def _slice(x: Pattern, start: Pattern, stop: Pattern, step: int = 1) -> Pattern:
@@ -51,7 +53,11 @@ def _rotated(h: Pattern) -> Pattern:
     halves = Call(aten.cat.default, (Listed(_turned(first, second)), Exactly(-1)))
     swapped = Call(aten.cat.default, (Listed((Call(aten.neg.default, (second,)), first)), Exactly(-1)))
     cos, sin = cast(Tensor("cos")), cast(Tensor("sin"))
-    whole = Call(aten.add.Tensor, (product(cast(h), cos), product(cast(swapped), sin)), commutes=True)
+    even, odd = _neighbours(h)
+    crossed = Call(aten.stack.default, (Listed((Call(aten.neg.default, (odd,)), even)), Exactly(-1)))
+    beside = Named(Call(aten.flatten.using_ints, (crossed, Exactly(-2))), "interleaved", True)
+    other = product(cast(OneOf((swapped, beside))), sin)
+    whole = Call(aten.add.Tensor, (product(cast(h), cos), other), commutes=True)
     pairs = Call(aten.stack.default, (Listed(_turned(*_neighbours(h))), Exactly(-1)))
     return OneOf(
         (
@@ -88,28 +94,35 @@ class NormRope(Fusion):
     def check(self, found: Found) -> NearMiss | None:
         values = found.values
         root, x, cos, sin = (values[name] for name in ("root", "x", "cos", "sin"))
-        if dtype(x) not in KINDS or dtype(root) != dtype(x) or shape(root) != shape(x) or len(shape(x)) not in (3, 4):
+        sizes = shape(x)
+        if "swapped" in values:
+            sizes[-3:-1] = sizes[-2], sizes[-3]
+        if dtype(x) not in KINDS or dtype(root) != dtype(x) or shape(root) != sizes or len(sizes) not in (3, 4):
             return NearMiss(root.name, f"is {root.meta['layout']}, {x.name} is {x.meta['layout']}")
         if last_stride(x) != "1":
             return NearMiss(x.name, f"has stride {last_stride(x)} in its last dimension, the kernel needs 1")
-        rotary = int(values.get("rotary", width(x)))
+        if not sizes[-1].isdigit():
+            return NearMiss(x.name, f"is {x.meta['layout']}, expected heads of a fixed width")
+        rotary = int(values.get("rotary", sizes[-1]))
         if int(values.get("half", rotary // 2)) * 2 != rotary:
             return NearMiss(root.name, f"turns {values['half']} entries against the rest of {rotary}")
         for table in (cos, sin):
             if dtype(table) not in KINDS or width(table) not in (rotary, rotary // 2) or shape(table) != shape(cos):
                 return NearMiss(table.name, f"is {table.meta['layout']}, no table for {rotary} entries")
-            if shape(table)[:-1] not in (_tokens(x, -2), _tokens(x, -3)):
+            if shape(table)[:-1] not in (_tokens(root, -2), _tokens(root, -3)):
                 return NearMiss(table.name, f"is {table.meta['layout']}, expected a row for each token, for all heads")
-        if not all(size.isdigit() for size in (shape(x)[-1], _heads(found))):
-            return NearMiss(x.name, f"is {x.meta['layout']}, expected heads of a fixed number and width")
+        if not sizes[_head_axis(found)].isdigit():
+            return NearMiss(x.name, f"is {x.meta['layout']}, expected a fixed number of heads")
         return norms.check(found) if "norm" in values else None
 
     def replace(self, new: New, found: Found) -> Mapping[str, fx.Node]:
         values = found.values
         x, cos, sin = (values[name] for name in ("x", "cos", "sin"))
         turned = _head_axis(found) == -3
+        if turned != ("swapped" in values):
+            x = new.call(aten.transpose.int, x, -3, -2)
         if turned:  # [..., heads, tokens, d]
-            x, cos, sin = (new.call(aten.transpose.int, tensor, -3, -2) for tensor in (x, cos, sin))
+            cos, sin = (new.call(aten.transpose.int, table, -3, -2) for table in (cos, sin))
         weights = [values["weight"]] if values.get("weight") is not None else []
         options: dict[str, Any] = {}
         if "norm" in values:
@@ -144,7 +157,8 @@ def _of_products(node: fx.Node) -> bool:
     inputs = [_uncast(part) for part in node.all_input_nodes]
     if is_op(node, aten.add.Tensor):
         parts = [_uncast(part) for product in inputs for part in product.all_input_nodes]
-        return all(is_op(part, aten.mul.Tensor) for part in inputs) and any(is_op(p, aten.cat.default) for p in parts)
+        joined = any(is_op(part, aten.cat.default, aten.flatten.using_ints) for part in parts)
+        return joined and all(is_op(part, aten.mul.Tensor) for part in inputs)
     if is_op(node, aten.flatten.using_ints):
         inputs = inputs[0].all_input_nodes if is_op(inputs[0], aten.stack.default) else []
     elif not is_op(node, aten.cat.default):
@@ -152,21 +166,16 @@ def _of_products(node: fx.Node) -> bool:
     return len(inputs) == 2 and all(is_op(part, aten.sub.Tensor, aten.add.Tensor) for part in inputs)
 
 
-def _tokens(x: fx.Node, heads: int) -> list[str]:
-    """Sizes of a table but the last, where dimension `heads` of `x` has the heads."""
-    sizes = shape(x)
-    sizes[heads] = "1"
+def _tokens(heads: fx.Node, axis: int) -> list[str]:
+    """Sizes of a table but the last, where dimension `axis` has the heads."""
+    sizes = shape(heads)
+    sizes[axis] = "1"
     return sizes[:-1]
 
 
 def _head_axis(found: Found) -> int:
     """-2 for [..., tokens, heads, d], -3 for [..., heads, tokens, d]."""
-    x, cos = found.values["x"], found.values["cos"]
-    return -2 if shape(cos)[:-1] == _tokens(x, -2) else -3
-
-
-def _heads(found: Found) -> str:
-    return shape(found.values["x"])[_head_axis(found)]
+    return -2 if shape(found.values["cos"])[:-1] == _tokens(found.values["root"], -2) else -3
 
 
 def _same_tables(one: fx.Node, other: fx.Node) -> bool:

@@ -278,11 +278,8 @@ def test_built_and_proved_from_python(folder: Path) -> None:
     )
     cache = folder / "cache"
     result = pipeline.build(folder / "model.yaml", cache_dir=cache, jobs=1)
-    assert [(entry.name, entry.matches) for entry in result.passes] == [
-        ("noop", 1),
-        ("norm_quant", 0),
-        ("gated_quant", 1),
-    ]
+    counts = {entry.name: entry.matches for entry in result.passes}
+    assert counts == {"noop": 1, "norm_quant": 0, "gated_quant": 1, "norm_rope": 0}
     assert max(line.max_rel_err for line in result.proof) < 0.02
     again = pipeline.build(folder / "model.yaml", cache_dir=cache)
     assert (again.hit, again.passes) == (True, result.passes)

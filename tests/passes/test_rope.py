@@ -39,8 +39,15 @@ def neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2).to(x.dtype)
 
 
+def neighbours_whole(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """A table has an entry for each element here, too."""
+    crossed = torch.stack((-x[..., 1::2], x[..., 0::2]), dim=-1).flatten(-2)
+    return (x * cos + crossed * sin).to(x.dtype)
+
+
 FORMS: dict[str, tuple[Function, int]] = {
     "halves": (halves, 2), "halves in float32": (halves_in_float32, 2), "whole": (whole, 1), "neighbours": (neighbours, 2),
+    "neighbours whole": (neighbours_whole, 1),
 }  # fmt: skip
 """With what the width of a table is a part of."""
 
@@ -105,7 +112,7 @@ def check_fused(text: str, *words: str) -> None:
 def test_every_form(form: str, norm: str, batch: str) -> None:
     turn, part = FORMS[form]
     text = piece(both(turn, NORMS[norm]), shapes(part, batch=batch))
-    words = [f"rotary={D}", f"interleaved={form == 'neighbours'}"]
+    words = [f"rotary={D}", f"interleaved={form.startswith('neighbours')}"]
     if norm != "plain":
         words += ["norm=True", "eps=1e-06", f"offset={float(norm == '1 + weight')}"]
     check_fused(text, *words)
@@ -122,6 +129,19 @@ def test_partly_turned(form: str, norm: str) -> None:
 def test_heads_before_tokens(norm: str) -> None:
     """As in models of transformers: memory stays token by token."""
     check_fused(piece(both(whole, NORMS[norm], heads_first=True), shapes(1, batch="1, ")), "transpose.int")
+
+
+def test_tables_and_heads_in_another_order_than_usual() -> None:
+    """Heads and tokens swapped, and a table with a row for each head, the same for all tokens."""
+
+    def function(x: Tensor, cos: Tensor, sin: Tensor, a: Tensor) -> Tensor:
+        return halves(normed(x, a).transpose(-3, -2), cos, sin)
+
+    given = {"x": f"float32[n, 4, {D}]", "cos": f"float32[4, 1, {D // 2}]", "sin": f"float32[4, 1, {D // 2}]"}
+    text = piece(function, {**given, "a": f"float32[{D}]"})
+    ran = alone(text, "norm_rope")
+    assert ran.text == alone(text, "noop").text
+    assert reasons(ran, "norm_rope")[0].endswith("expected a fixed number of heads")
 
 
 @pytest.mark.parametrize("tables", ["float32", "bfloat16"])
