@@ -2,8 +2,8 @@
 
 Weights are float8_e4m3fn with a scale of their own; the input of a linear layer is quantised on the way in, by a scale
 that is known beforehand, or by one for each token (then each row of the weight has one, too). Norms and gated
-activations stand right before such a layer: passes make one kernel of each and the quantisation. On a CPU the same graph
-runs, slowly.
+activations stand right before such a layer: passes make one kernel of each and the quantisation. On a CPU the same
+graph runs, slowly.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tiny_llama import TinyLlama
+from tiny_llama import MLP, Attention, TinyLlama
 from torch import Tensor, nn
 
 LARGEST = torch.finfo(torch.float8_e4m3fn).max
@@ -62,10 +62,10 @@ class FP8Llama(TinyLlama):
     def __init__(self, dtype: str = "bfloat16", dynamic: bool = False, **shape: Any) -> None:
         super().__init__(**shape)
         self.to(getattr(torch, dtype))
-        for layer in self.layers:
-            for owner in (layer.attention, layer.mlp):
-                for name, linear in list(owner.named_children()):
-                    setattr(owner, name, FP8Linear(linear.in_features, linear.out_features, dynamic))
+        for owner in [module for module in self.layers.modules() if isinstance(module, (Attention, MLP))]:
+            for name, linear in list(owner.named_children()):
+                assert isinstance(linear, nn.Linear)
+                setattr(owner, name, FP8Linear(linear.in_features, linear.out_features, dynamic))
 
     def load(self, model: TinyLlama, input_scale: float = 0.02) -> FP8Llama:
         """Take the weights of a model of the same shape, quantised where they are in FP8 here."""

@@ -29,7 +29,8 @@ def import_ops(names: tuple[str, ...]) -> None:
     """Import what registers custom ops."""
     import fxc.ops
     import fxc.ops.fp8
-    import fxc.ops.gemv  # noqa: F401
+    import fxc.ops.gemv
+    import fxc.ops.rope  # noqa: F401
 
     for name in names:
         if name.endswith(".py"):
@@ -67,13 +68,16 @@ def compile_piece(job: CompileJob) -> dict[str, Any]:
 def _kernels(target: Target) -> dict[Any, Callable[..., Any]]:
     """Ops that a binary for this target has the kernels of, and what launches those; on the CPU what the compiler makes
     of their references."""
-    from fxc.ops import fp8, gemv
+    from fxc.ops import fp8, gemv, rope
 
     if target.device != "cuda":
         return {
-            fp8.norm_fp8: fp8.norm_reference, fp8.gated_fp8: fp8.gated_reference, gemv.gemv: torch.nn.functional.linear,
-        }  # fmt: skip
-    from fxc.ops import fp8_triton, gemv_triton, paged_triton
+            fp8.norm_fp8: fp8.norm_reference,
+            fp8.gated_fp8: fp8.gated_reference,
+            gemv.gemv: torch.nn.functional.linear,
+            rope.norm_rope: rope.reference,
+        }
+    from fxc.ops import fp8_triton, gemv_triton, paged_triton, rope_triton
 
     chosen = backends.choose(target).values()
     return {
@@ -81,6 +85,7 @@ def _kernels(target: Target) -> dict[Any, Callable[..., Any]]:
         fp8.norm_fp8: partial(fp8_triton.norm, call=paged_triton.trace),
         fp8.gated_fp8: partial(fp8_triton.gated, call=paged_triton.trace),
         gemv.gemv: partial(gemv_triton.gemv, call=paged_triton.trace),
+        rope.norm_rope: partial(rope_triton.norm_rope, call=paged_triton.trace),
     }
 
 

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from fxc.convert import suggest
-from fxc.errors import FxcError, PassError, SpecError
+from fxc.errors import FxcError, PassError, SpecError, UsageError
 from fxc.imports import importable
 from fxc.lower import Unit
 from fxc.manifest import NearMiss, PassReport, PassSite
@@ -35,7 +35,19 @@ def passes(
     custom = tuple(_load(f"passes.custom[{index}]", name, directory) for index, name in enumerate(names))
     known = configure(spec.passes, (*PIPELINE, *custom))
     files = {Path(inspect.getfile(cls)).resolve() for cls in custom}
-    return enabled((*known, *extra), spec.compile.level, target), files
+    both = (*known, *extra)
+    _check(both, spec.compile.level, target)
+    return enabled(both, spec.compile.level, target), files
+
+
+def _check(passes: Sequence[Pass], level: int, target: Target) -> None:
+    """Names are unique, and a pass that has to match can run."""
+    for index, entry in enumerate(passes):
+        if any(entry.name == other.name for other in passes[:index]):
+            raise UsageError(f"two passes are called {entry.name}", "give one of them another `name`")
+        if entry.enabled and entry.expect and entry.level <= level and not entry.runs_on(target):
+            device = "compute capability {}.{}".format(*target.compute_capability or (0, 0))
+            raise PassError(f"pass {entry.name} does not run on {device}, passes.{entry.name}.expect is {entry.expect}")
 
 
 def _load(where: str, text: str, directory: Path) -> type[Pass]:

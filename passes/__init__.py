@@ -11,6 +11,7 @@ from fxc.passes.manager import Ran, configure, enabled, identity, run
 from fxc.passes.match import Found
 from fxc.passes.noop import NoOp
 from fxc.passes.norm_quant import NormQuant
+from fxc.passes.rope import NormRope
 from fxc.passes.row_linear import RowLinear
 
 __all__ = [
@@ -22,6 +23,7 @@ PIPELINE: tuple[type[Pass], ...] = (
     NoOp,  # first: what does nothing hides patterns
     NormQuant,
     GatedQuant,
-    RowLinear,  # last of those that look for linear layers
+    NormRope,
+    RowLinear,
 )
 """Passes that every build knows; a user's own run after them."""

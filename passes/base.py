@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import fx
 
-from fxc.passes.graph import Layouts, roots_written, shared_root
+from fxc.passes.graph import Layouts, behind, is_known, roots_written, same_layout, shared_root
 from fxc.passes.match import Found, Pattern, search
 from fxc.shapes import Range
 from fxc.target import Target
@@ -74,13 +74,20 @@ class New:
         self.graph = graph
         self._before = before
         self._layouts = layouts
+        self._made: list[fx.Node] = []
 
     def call(self, op: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """A call of an op, with its layout."""
         with self.graph.inserting_before(self._before):
             node = self.graph.call_function(op, args, kwargs)
         node.meta["layout"] = self._layouts.of(node)
+        self._made.append(node)
         return node
+
+    def undo(self) -> None:
+        """Remove all of them."""
+        for node in reversed(self._made):
+            self.graph.erase_node(node)
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,8 @@ class Fusion(Pass):
         matches, near_misses = [], []
         layouts = Layouts(box)
         for root in list(self.anchors(graph)):
+            if not root.users:  # an earlier match took it
+                continue
             name = root.name
             miss = self._try(graph, root, layouts)
             if miss is None:
@@ -128,9 +137,9 @@ class Fusion(Pass):
         reason: NearMiss | None = None
         found, stuck = search(self.pattern, root)
         for match in found:
-            miss = self.check(match) or next(self._bound(graph, match), None)
+            miss = self.check(match) or next(self._bound(graph, match, layouts.box), None)
+            miss = miss or self._replace(graph, match, layouts)
             if miss is None:
-                self._replace(graph, match, layouts)
                 return None
             reason = reason or miss
         return reason or NearMiss(stuck.node, stuck.reason)
@@ -138,7 +147,7 @@ class Fusion(Pass):
     def _ends(self, found: Found) -> dict[str, fx.Node]:
         return {name: found.values[name] for name in self.outputs if found.values.get(name) is not None}
 
-    def _bound(self, graph: fx.Graph, found: Found) -> Iterator[NearMiss]:
+    def _bound(self, graph: fx.Graph, found: Found, box: Range) -> Iterator[NearMiss]:
         """What in the rest of the graph stands against a match."""
         inner, ends = set(found.inner), self._ends(found).values()
         for node in found.inner:
@@ -149,6 +158,8 @@ class Fusion(Pass):
         for node in (*found.inner, *found.reads):
             if shared_root(node) in written:
                 yield NearMiss(node.name, "it is written into in this piece")
+            if not is_known(node, box):
+                yield NearMiss(node.name, "its size depends on data")
         order = {node: index for index, node in enumerate(graph.nodes)}
         last = max(found.reads, key=order.__getitem__)
         for node in ends:
@@ -156,16 +167,21 @@ class Fusion(Pass):
             if first is not None and order[first] <= order[last]:
                 yield NearMiss(node.name, f"{first.name} needs it before {last.name} is there")
 
-    def _replace(self, graph: fx.Graph, found: Found, layouts: Layouts) -> None:
+    def _replace(self, graph: fx.Graph, found: Found, layouts: Layouts) -> NearMiss | None:
+        """Put new nodes in place of a match; a value of another layout than it had is none of them."""
         order = {node: index for index, node in enumerate(graph.nodes)}
-        last = max(found.reads, key=order.__getitem__)
-        place = last.next
-        while place.op == "placeholder":
-            place = place.next
-        made = self.replace(New(graph, place, layouts), found)
+        place = behind(max(found.reads, key=order.__getitem__))
+        new = New(graph, place, layouts)
+        made = self.replace(new, found)
         inner = set(found.inner)
+        for name, node in self._ends(found).items():
+            if not same_layout(made[name].meta["layout"], node.meta["layout"], layouts.box):
+                miss = NearMiss(node.name, f"is {node.meta['layout']}, the kernel makes {made[name].meta['layout']}")
+                new.undo()
+                return miss
         for name, node in self._ends(found).items():
             node.replace_all_uses_with(made[name], delete_user_cb=lambda user: user not in inner)
         for node in sorted(found.inner, key=order.__getitem__, reverse=True):
             if not node.users:
                 graph.erase_node(node)
+        return None

@@ -14,7 +14,8 @@ from fxc.ops.fp8 import ACTIVATIONS, gated_fp8
 from fxc.passes import quantise
 from fxc.passes.base import Fusion, NearMiss, New
 from fxc.passes.match import Call, Constant, Found, Named, OneOf, Pattern, Tensor
-from fxc.passes.quantise import KERNELS, blocked, cast, product, quantised
+from fxc.passes.norms import cast, product
+from fxc.passes.quantise import KERNELS, blocked, quantised
 from fxc.target import Target
 
 aten = torch.ops.aten

@@ -14,7 +14,7 @@ from torch import fx
 from fxc import _torch_build as private
 from fxc._torch_build import OpOverload, schema
 from fxc.graph_text import layout, parse_layout
-from fxc.scalars import WORD, compute
+from fxc.scalars import NAMES, WORD, compute
 from fxc.shapes import Range
 
 MOST_POINTS = 4096
@@ -26,8 +26,9 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     declared = schema(node.target).arguments
     given = dict(zip((argument.name for argument in declared), node.args, strict=False)) | node.kwargs
     values = {argument.name: given.get(argument.name, argument.default_value) for argument in declared}
-    if "dim" in values and node.args and isinstance(node.args[0], fx.Node) and node.args[0].meta.get("layout"):
-        values["dim"] = _from_the_end(values["dim"], len(shape(node.args[0])))
+    if node.args and isinstance(node.args[0], fx.Node) and node.args[0].meta.get("layout"):
+        for name in values.keys() & {"dim", "dim0", "dim1"}:
+            values[name] = _from_the_end(values[name], len(shape(node.args[0])))
     return values
 
 
@@ -112,6 +113,15 @@ def roots_written(graph: fx.Graph) -> set[fx.Node]:
     return found
 
 
+def is_known(node: fx.Node, box: Range) -> bool:
+    """Whether the layout of a tensor follows from the dimensions; so does that of what is none."""
+    if not node.meta.get("layout"):
+        return True
+    _, sizes, strides = parse_layout(node.meta["layout"])
+    words = {word for text in (*sizes, *(strides or ())) for word in WORD.findall(text)}
+    return words <= {*NAMES, *(name for name, _, _ in box.bounds)}
+
+
 def same_layout(one: str, other: str, box: Range) -> bool:
     """Whether two layouts are the same at every point of `box`."""
     if one == other:
@@ -150,6 +160,14 @@ def _contiguous(sizes: list[str]) -> list[str]:
     return steps[::-1]
 
 
+def behind(node: fx.Node) -> fx.Node:
+    """The node before which a new one may stand that uses `node`."""
+    place = node.next
+    while place.op == "placeholder":
+        place = place.next
+    return place
+
+
 def sweep(graph: fx.Graph) -> None:
     """Remove nodes without use or effect."""
     for node in reversed(list(graph.nodes)):
@@ -163,13 +181,13 @@ class Layouts:
     """Layouts of new nodes, found by running their ops on tensors without memory."""
 
     def __init__(self, box: Range) -> None:
-        self._box = box
+        self.box = box
         self._fakes: dict[fx.Node, Any] = {}
 
     @cached_property
     def _symbols(self) -> private.Symbols:
         """All dimensions as symbols, also those that have one value: layouts are written in their names."""
-        return private.Symbols({name: (low, max(high, low + 1), high) for name, low, high in self._box.bounds})
+        return private.Symbols({name: (low, max(high, low + 1), high) for name, low, high in self.box.bounds})
 
     @cached_property
     def _names(self) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ from torch import fx
 
 from fxc.cache import key
 from fxc.convert import convert
-from fxc.errors import PassError, SpecError
+from fxc.errors import PassError, SpecError, UsageError
 from fxc.graph_text import parse_graph, print_graph, rename
 from fxc.passes.base import Outcome, Pass
 from fxc.passes.check import complete, contract, fault
@@ -55,10 +55,18 @@ def enabled(passes: Iterable[Pass], level: int, target: Target) -> tuple[Pass, .
 
 def identity(entry: Pass) -> str:
     """Digest of what decides what a pass does: its module's source, its options, its kernels' sources."""
-    files = [Path(inspect.getfile(type(entry))), *map(_module_file, entry.kernels)]
+    files = [_own_file(entry), *map(_module_file, entry.kernels)]
     options = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry) if f.name not in ("enabled", "expect")}
     parts = [("name", entry.name), ("options", repr(sorted(options.items())))]
     return key.combine([*parts, *(("source", key.digest(file.read_bytes())) for file in files)])
+
+
+def _own_file(entry: Pass) -> Path:
+    try:
+        return Path(inspect.getfile(type(entry)))
+    except (TypeError, OSError):
+        what = f"pass {entry.name}: {type(entry).__name__} is defined in no file, which would tell when it is edited"
+        raise UsageError(what, "move it into a module, or name it in passes.custom") from None
 
 
 def _module_file(name: str) -> Path:
@@ -92,7 +100,7 @@ def run(text: str, box: Range, passes: Iterable[Pass]) -> Ran:
     """
     graph, _ = parse_graph(text)
     wanted = contract(graph)
-    before, changed_by, outcomes = text, [], []
+    before, changed_by, outcomes = print_graph(graph, "piece"), [], []
     for entry in passes:
         if not entry.wants(box):
             continue

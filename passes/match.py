@@ -185,7 +185,22 @@ class Item(Pattern):
             here = Found(so_far.values, so_far.inner if value in so_far.inner else (*so_far.inner, value))
             yield from self.pattern.find(value.args[0], here, stuck)
         else:
-            stuck.note(so_far, value, f"expected result {self.index} of an op")
+            is_item = isinstance(value, fx.Node) and value.target is operator.getitem
+            what = f"is result {value.args[1]} of an op" if is_item else "is no result of several"
+            stuck.note(so_far, value, f"{what}, expected result {self.index}")
+
+
+@dataclass(frozen=True)
+class Listed(Pattern):
+    """A list of so many tensors."""
+
+    patterns: tuple[Pattern, ...]
+
+    def find(self, value: Any, so_far: Found, stuck: _Stuck) -> Iterator[Found]:
+        if isinstance(value, (list, tuple)) and len(value) == len(self.patterns):
+            yield from _all([*zip(self.patterns, value, strict=True)], so_far, stuck)
+        else:
+            stuck.note(so_far, value, f"expected a list of {len(self.patterns)}")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from fxc.graph_text import ABBREVIATIONS
 from fxc.passes.base import NearMiss, New
 from fxc.passes.graph import ancestors, arguments, dtype, is_op, last_stride, shape, width
 from fxc.passes.match import Anything, Call, Constant, Exactly, Found, Named, OneOf, Pattern, Tensor
+from fxc.passes.norms import KINDS, cast, product
 from fxc.target import Target
 
 aten = torch.ops.aten
@@ -34,9 +35,6 @@ WIDEST = 16384
 """Elements in a row that the kernels take."""
 LARGEST = 448.0
 """Of float8_e4m3fn."""
-KINDS = (torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes that the kernels read."""
-
 CONTRACTIONS = (
     SCALED_MM, aten.addmm.default, aten.bmm.default, aten.embedding.default, aten.linear.default,
     aten.matmul.default, aten.mm.default,
@@ -47,21 +45,6 @@ _SPLITS = (aten.unflatten.int, aten.view.default, aten.reshape.default)
 def supported(target: Target) -> bool:
     """Whether the device converts to FP8: on CUDA, Ada and Hopper do and what came later."""
     return target.device != "cuda" or (target.compute_capability or (0, 0)) >= (8, 9)
-
-
-def cast(pattern: Pattern) -> Pattern:
-    """With or without a change of dtype."""
-    return OneOf(
-        (
-            Call(aten.to.dtype, (pattern, Anything())),
-            Call(aten.type_as.default, (pattern, Anything())),
-            pattern,
-        )
-    )
-
-
-def product(left: Pattern, right: Pattern) -> Pattern:
-    return Call(aten.mul.Tensor, (left, right), commutes=True)
 
 
 def quantised(value: Pattern) -> Pattern:

@@ -6,14 +6,15 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from fxc import identity, lower, pipeline, rewrite
 from fxc.cli import report
-from fxc.errors import PassError, SpecError
+from fxc.errors import PassError, SpecError, UsageError
 from fxc.manifest import NearMiss, PassReport, PassSite
-from fxc.passes import Pass
+from fxc.passes import Outcome, Pass, Ran, run
 from fxc.plan import Plan, make_plan
 from fxc.shapes import Range
 from fxc.spec import parse_spec
@@ -100,7 +101,12 @@ def test_what_passes_found_is_told_for_each_piece_and_range(folder: Path) -> Non
     assert [(site.piece, site.shape, site.matches) for site in found(made, "gated_quant").sites] == [
         ("piece_0", label, ("to",)) for label in labels
     ]
-    assert [(entry.matches, entry.missed) for entry in made.manifest.passes] == [(1, False), (0, False), (1, False)]
+    assert [(entry.matches, entry.missed) for entry in made.manifest.passes] == [
+        (1, False),
+        (0, False),
+        (1, False),
+        (0, False),
+    ]
     for unit in made.units:
         assert "torch.ops.fxc.gated_fp8" in unit.text
         assert "aten.silu" in unit.piece.text, "what it is compared with"
@@ -130,13 +136,13 @@ def test_expect(folder: Path) -> None:
 
 def test_levels(folder: Path) -> None:
     names = {level: [entry.name for entry in plan(folder, level=level).manifest.passes] for level in (0, 1, 2)}
-    assert names == {0: [], 1: ["noop"], 2: ["noop", "norm_quant", "gated_quant"]}
+    assert names == {0: [], 1: ["noop"], 2: ["noop", "norm_quant", "gated_quant", "norm_rope"]}
     assert plan(folder, {"gated_quant": {"expect": 7}}, level=1), "it does not run there"
 
 
 def test_a_pass_can_be_switched_off(folder: Path) -> None:
     made = plan(folder, {"gated_quant": {"enabled": False}})
-    assert [entry.name for entry in made.manifest.passes] == ["noop", "norm_quant"]
+    assert [entry.name for entry in made.manifest.passes] == ["noop", "norm_quant", "norm_rope"]
     assert "fxc." not in made.units[0].text
 
 
@@ -155,6 +161,27 @@ def test_passes_from_python(folder: Path) -> None:
     own = load_file(folder / "custom.py").Wider()
     made = plan(folder, {"gated_quant": {"enabled": False}}, extra=(own,))
     assert found(made, "wider").matches == 1
+
+
+def test_two_passes_of_one_name_and_passes_without_a_file(folder: Path) -> None:
+    from fxc.models.files import load_file
+
+    own = load_file(folder / "custom.py").Wider()
+    with pytest.raises(UsageError, match="two passes are called wider"):
+        plan(folder, extra=(own, own))
+    idle = {"name": "nowhere", "__module__": "no_such_module", "run": lambda self, graph, box: Outcome()}
+    nowhere = type("Nowhere", (Pass,), idle)
+    with pytest.raises(UsageError, match="pass nowhere: Nowhere is defined in no file"):
+        plan(folder, extra=(nowhere(enabled=True),))
+
+
+def test_a_pass_that_has_to_match_and_cannot_run() -> None:
+    old = msgspec.structs.replace(target(), device="cuda", compute_capability=(8, 0))
+    data = {"model": {"target": "a:B"}, "device": "cuda", "inputs": {"x": {"shape": [1], "dtype": "float32"}}}
+    with pytest.raises(PassError, match="pass norm_quant does not run on compute capability 8.0"):
+        rewrite.passes(parse_spec({**data, "passes": {"norm_quant": {"expect": 1}}}), Path(), old)
+    for options in ({"expect": 0}, {"expect": 1, "enabled": False}):
+        assert rewrite.passes(parse_spec({**data, "passes": {"norm_quant": options}}), Path(), old)
 
 
 @pytest.mark.parametrize(
@@ -230,8 +257,12 @@ def test_a_pass_that_fails_names_the_piece(folder: Path) -> None:
 
 def test_passes_run_once_for_equal_pieces_and_ranges(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    plain = rewrite.run
-    monkeypatch.setattr(rewrite, "run", lambda *args: seen.append(args[1].label) or plain(*args))
+
+    def counted(*args: Any) -> Ran:
+        seen.append(args[1].label)
+        return run(*args)
+
+    monkeypatch.setattr(rewrite, "run", counted)
     plan(folder)
     assert seen == ["n=4", "n=1..8", "n=9..64"]
 
@@ -247,11 +278,8 @@ def test_built_and_proved_from_python(folder: Path) -> None:
     )
     cache = folder / "cache"
     result = pipeline.build(folder / "model.yaml", cache_dir=cache, jobs=1)
-    assert [(entry.name, entry.matches) for entry in result.passes] == [
-        ("noop", 1),
-        ("norm_quant", 0),
-        ("gated_quant", 1),
-    ]
+    counts = {entry.name: entry.matches for entry in result.passes}
+    assert counts == {"noop": 1, "norm_quant": 0, "gated_quant": 1, "norm_rope": 0}
     assert max(line.max_rel_err for line in result.proof) < 0.02
     again = pipeline.build(folder / "model.yaml", cache_dir=cache)
     assert (again.hit, again.passes) == (True, result.passes)

@@ -19,10 +19,12 @@ import fxc
 from fxc import machine
 from fxc.errors import WeightError
 from fxc.plan import Plan, make_plan
+from fxc.prove import strides
 from fxc.runtime.program import Program
 from fxc.spec import load_spec
 from tests.building import program_of
 from tests.huggingface import stock
+from tests.passes.pieces import execute, inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning", "ignore:.*:UserWarning")
 
@@ -117,3 +119,18 @@ def test_a_checkpoint_that_lacks_an_expert(tmp_path: Path) -> None:
     save_file({**tensors, part: tensors[part][:-1].contiguous()}, tmp_path / "model.safetensors")
     with pytest.raises(WeightError, match=rf"weight {part} is float32\[47, 32\], unlike"):
         program.bind(tmp_path)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+def test_rotary_embedding_is_found_by_its_pass(tmp_path: Path, architecture: str) -> None:
+    """With the norm of heads where there is one; the pieces that have it compute what they did."""
+    plan = plan_of(stock.write(tmp_path, architecture, level=2))
+    assert {entry.name: entry.matches for entry in plan.manifest.passes}["norm_rope"] == 4
+    fused = [unit for unit in plan.units if "fxc.norm_rope" in unit.text]
+    assert len(fused) == 2
+    for unit in fused:
+        assert ("norm=True" in unit.text) == (architecture == "qwen3")
+        given = inputs(unit.piece.text, {"num_tokens": 5})
+        for have, want in zip(execute(unit.text, given), execute(unit.piece.text, given), strict=True):
+            assert (have.dtype, strides(have)) == (want.dtype, strides(want))
+            torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-4)

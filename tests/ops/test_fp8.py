@@ -118,16 +118,16 @@ def test_fakes_agree_with_the_references() -> None:
     x = made((3, 256), torch.bfloat16)
     for how in HOW.values():
         scale, options = split(how)
-        for real, fake in (
-            (norm_reference, lambda *a, **k: norm_fp8(a[0], a[1], x[0].to("meta"), *a[2:], eps=1e-5, **k)),
-            (gated_reference, gated_fp8),
-        ):
-            if real is norm_reference:
-                want = norm_reference(x, x, x[0], scale, eps=1e-5, **options)
-            else:
-                want = gated_reference(x, x, scale, **options)
-            meta = None if scale is None else scale.to("meta")
-            found = fake(x.to("meta"), x.to("meta"), meta, **options)
+        meta = None if scale is None else scale.to("meta")
+        far = x.to("meta")
+        pairs = [
+            (
+                norm_reference(x, x, x[0], scale, eps=1e-5, **options),
+                norm_fp8(far, far, far[0], meta, eps=1e-5, **options),
+            ),
+            (gated_reference(x, x, scale, **options), gated_fp8(far, far, meta, **options)),
+        ]
+        for want, found in pairs:
             assert [(t.dtype, t.shape, t.stride()) for t in found] == [(t.dtype, t.shape, t.stride()) for t in want]
 
 
@@ -145,7 +145,7 @@ def test_rows_are_shared_out() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 def test_kernels_under_the_interpreter() -> None:
     """In a process of its own: the interpreter is chosen when triton is imported."""
-    script = Path(__file__).parent / "interpret_fp8.py"
+    script = Path(__file__).parent / "interpret.py"
     environ = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, str(script)], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -135,6 +135,18 @@ def test_near_misses_name_a_node_and_what_is_different(old: str, new: str, reaso
     assert (ran.text, reasons(ran, "swap")) == (text, [reason])
 
 
+def test_what_a_piece_may_have_that_passes_do_not_know() -> None:
+    """Sizes that depend on data, and dtypes that have no short name."""
+    text = TEXT.replace("# f32[n, 8]", "# f32[u0, 8]", 2)
+    ran = run(text, BOX, [Swap()])
+    assert (ran.text, reasons(ran, "swap")) == (text, ["mul: its size depends on data"])
+    text = TEXT.replace("(relu,)", "(relu, view)").replace(
+        "    return", "    view = torch.ops.aten.view.dtype(relu, torch.uint32)  # torch.uint32[n, 8]\n    return"
+    )
+    assert run(text, BOX, [Swap(least=3.0)]).text == text
+    assert run(text, BOX, [Swap()]).changed_by == (Swap(),)
+
+
 def test_a_pass_may_ask_for_a_range() -> None:
     @dataclass(frozen=True)
     class Small(Swap):
@@ -147,6 +159,8 @@ def test_a_pass_may_ask_for_a_range() -> None:
 
 class Broken(Pass):
     name: ClassVar[str] = "broken"
+
+    spoil: Any
 
     def __init__(self, spoil: Any) -> None:
         object.__setattr__(self, "spoil", spoil)

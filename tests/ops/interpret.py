@@ -1,4 +1,4 @@
-"""Runs the kernels of `fxc.ops.fp8` under Triton's interpreter and compares them with the references.
+"""Runs the kernels of `fxc.ops.fp8` and `fxc.ops.rope` under Triton's interpreter and compares them with the references.
 
 The interpreter rounds to FP8 and bfloat16 in a way of its own, so the kernels write what they would round as float32.
 """
@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxc.ops import fp8_triton
+from fxc.ops import fp8_triton, rope_triton
 from fxc.ops.fp8 import gated_reference, norm_reference
 from fxc.ops.paged_triton import run
+from fxc.ops.rope import reference
 
 SCALE = torch.tensor(0.002)
 HOW: tuple[tuple[Tensor | None, dict[str, Any]], ...] = (
@@ -56,7 +57,26 @@ def rows(count: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return x, x.flip(0)
 
 
+def turned() -> None:
+    """Queries and keys, of slices, in all forms."""
+    qkv = torch.randn(3, 8, 48, generator=torch.Generator().manual_seed(1))
+    q, k, weights = qkv[:, :5], qkv[:, 5:7], [qkv[0, 0], qkv[1, 1]]
+    for interleaved, full, rotary in ((False, False, 48), (True, True, 48), (False, True, 32), (True, False, 16)):
+        cos, sin = torch.randn(2, 3, 1, rotary if full else rotary // 2, generator=torch.Generator().manual_seed(2))
+        for x, given, norm in (
+            ((q, k), weights, True),
+            ((q, k), [], True),
+            ((q,), weights[:1], True),
+            ((q,), [], False),
+        ):
+            options: dict[str, Any] = {"rotary": rotary, "interleaved": interleaved, "norm": norm, "eps": 1e-5}
+            have = rope_triton.norm_rope(x, given, cos, sin, offset=1.0, **options)
+            for a, b in zip(have, reference(x, given, cos, sin, offset=1.0, **options), strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
 if __name__ == "__main__":
+    turned()
     for count, width, dtype in ((3, 100, torch.float32), (1, 1, torch.float32), (5, 384, torch.float16)):
         x, other = rows(count, width, dtype)
         both = torch.cat([x, other], -1)

@@ -1,0 +1,84 @@
+# mypy: ignore-errors
+"""The Triton kernel of `fxc::norm_rope`. Imported when it is first launched or traced."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _turn(
+    x, out, weight, cos, sin, token, x_token, x_head, table_token,
+    HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
+    REST_PAD: tl.constexpr, FULL: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr,
+    EPS: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
+    """All heads of a token of one tensor."""
+    head = tl.arange(0, HEADS_PAD)[:, None]
+    pair = tl.arange(0, HALF_PAD)[None, :]
+    rest = 2 * HALF + tl.arange(0, REST_PAD)[None, :]
+    if INTERLEAVED:
+        first = 2 * pair
+        second = 2 * pair + 1
+    else:
+        first = pair
+        second = pair + HALF
+    there, behind = (head < HEADS) & (pair < HALF), (head < HEADS) & (rest < D)
+    at = x + token * x_token + head * x_head
+    to = out + token * (HEADS * D) + head * D
+    a = tl.load(at + first, mask=there, other=0.0).to(tl.float32)
+    b = tl.load(at + second, mask=there, other=0.0).to(tl.float32)
+    squares = tl.sum(a * a, 1) + tl.sum(b * b, 1)
+    if D > 2 * HALF:
+        more = tl.load(at + rest, mask=behind, other=0.0).to(tl.float32)
+        squares += tl.sum(more * more, 1)
+    if NORM:
+        factor = tl.rsqrt(squares / D + EPS)[:, None]
+        a *= factor
+        b *= factor
+        if WEIGHT:
+            a *= tl.load(weight + first, mask=pair < HALF, other=0.0).to(tl.float32) + OFFSET
+            b *= tl.load(weight + second, mask=pair < HALF, other=0.0).to(tl.float32) + OFFSET
+        if D > 2 * HALF:
+            more *= factor
+            if WEIGHT:
+                more *= tl.load(weight + rest, mask=rest < D, other=0.0).to(tl.float32) + OFFSET
+    cos += token * table_token
+    sin += token * table_token
+    if FULL:
+        cos_a = tl.load(cos + first, mask=pair < HALF, other=0.0).to(tl.float32)
+        sin_a = tl.load(sin + first, mask=pair < HALF, other=0.0).to(tl.float32)
+        cos_b = tl.load(cos + second, mask=pair < HALF, other=0.0).to(tl.float32)
+        sin_b = tl.load(sin + second, mask=pair < HALF, other=0.0).to(tl.float32)
+    else:
+        cos_a = tl.load(cos + pair, mask=pair < HALF, other=0.0).to(tl.float32)
+        sin_a = tl.load(sin + pair, mask=pair < HALF, other=0.0).to(tl.float32)
+        cos_b = cos_a
+        sin_b = sin_a
+    kind: tl.constexpr = out.dtype.element_ty
+    tl.store(to + first, (a * cos_a - b * sin_a).to(kind), mask=there)
+    tl.store(to + second, (b * cos_b + a * sin_b).to(kind), mask=there)
+    if D > 2 * HALF:
+        tl.store(to + rest, more.to(kind), mask=behind)
+
+
+@triton.jit
+def norm_rope(
+    q, k, q_out, k_out, q_weight, k_weight, cos, sin, q_token, q_head, k_token, k_head, table_token,
+    Q_HEADS: tl.constexpr, Q_PAD: tl.constexpr, K_HEADS: tl.constexpr, K_PAD: tl.constexpr, D: tl.constexpr,
+    HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, FULL: tl.constexpr, INTERLEAVED: tl.constexpr,
+    NORM: tl.constexpr, WEIGHT: tl.constexpr, EPS: tl.constexpr, OFFSET: tl.constexpr, BOTH: tl.constexpr,
+):  # fmt: skip
+    """Grid (tokens, 2 where there are both tensors, else 1)."""
+    token = tl.program_id(0).to(tl.int64)
+    if tl.program_id(1) == 0:
+        _turn(
+            q, q_out, q_weight, cos, sin, token, q_token, q_head, table_token,
+            Q_HEADS, Q_PAD, D, HALF, HALF_PAD, REST_PAD, FULL, INTERLEAVED, NORM, WEIGHT, EPS, OFFSET,
+        )  # fmt: skip
+    elif BOTH:
+        _turn(
+            k, k_out, k_weight, cos, sin, token, k_token, k_head, table_token,
+            K_HEADS, K_PAD, D, HALF, HALF_PAD, REST_PAD, FULL, INTERLEAVED, NORM, WEIGHT, EPS, OFFSET,
+        )  # fmt: skip

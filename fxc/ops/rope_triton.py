@@ -1,0 +1,44 @@
+"""Launches the kernel of `fxc::norm_rope`, on tensors or while tracing; sizes may be symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from fxc.ops import rope_kernels as kernels
+from fxc.ops.paged_triton import Call, run
+
+
+def norm_rope(
+    x: Sequence[Tensor], weights: Sequence[Tensor], cos: Tensor, sin: Tensor, *, rotary: int, interleaved: bool = False,
+    norm: bool = False, eps: float = 0.0, offset: float = 0.0, call: Call = run,
+) -> list[Tensor]:  # fmt: skip
+    """`fxc::norm_rope` of one or two tensors by its kernel; arguments are taken as checked."""
+    rows = [_rows(tensor) for tensor in x]
+    tables = [table.reshape(-1, table.shape[-1]).contiguous() for table in (cos, sin)]
+    out = [tensor.new_empty(tensor.shape) for tensor in x]
+    q, k = rows[0], rows[-1]
+    scales = [weight.contiguous() for weight in weights] or [q, q]
+    d, most = q.shape[2], max(q.shape[1], k.shape[1])
+    call(
+        kernels.norm_rope, (q.shape[0], len(x)),
+        q, k, out[0], out[-1], scales[0], scales[-1], *tables, q.stride(0), q.stride(1), k.stride(0), k.stride(1),
+        tables[0].shape[1],
+        Q_HEADS=q.shape[1], Q_PAD=_pad(q.shape[1]), K_HEADS=k.shape[1], K_PAD=_pad(k.shape[1]), D=d, HALF=rotary // 2,
+        HALF_PAD=_pad(rotary // 2), REST_PAD=_pad(max(d - rotary, 1)), FULL=cos.shape[-1] == rotary,
+        INTERLEAVED=interleaved, NORM=norm, WEIGHT=bool(weights), EPS=eps, OFFSET=offset, BOTH=len(x) == 2,
+        num_warps=min(16, max(1, _pad(most) * _pad(d) // 1024)),
+    )  # fmt: skip
+    return out
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[tokens, heads, d], neighbours side by side."""
+    rows = x if x.dim() == 3 else x.reshape(-1, *x.shape[-2:])
+    return rows if rows.stride(2) == 1 else rows.contiguous()
+
+
+def _pad(width: int) -> int:
+    """The least power of two that is not below `width`."""
+    return 1 << (width - 1).bit_length()
