@@ -13,6 +13,7 @@
     locks/<name>.lock               held through flock: the kernel lets go of those of a dead process
     staging/<random>/               what is being written; renamed into its place when whole
     staging/<random>.alive          locked as long as the process that writes there lives
+    used/<hash>                     empty; its mtime is the last use of an artifact that lies in a read-only place
     scratch/<name>/                 compilers' own caches; nothing depends on them
 
 Directories 0700, files 0600. Nothing in `artifacts` and `binaries` is ever changed in place: a new directory is made
@@ -30,7 +31,7 @@ from pathlib import Path
 import msgspec
 
 from fxc.cache.files import make_dirs, sync_dir
-from fxc.errors import CacheIOError
+from fxc.errors import CacheIOError, UsageError
 from fxc.manifest import FORMAT
 
 MANIFEST = "manifest.json"
@@ -54,6 +55,22 @@ def cache_dir(directory: Path | None, environ: Mapping[str, str]) -> Path:
     if not there.is_dir():
         raise CacheIOError(f"the cache cannot be {path}: {there} is not a directory", "choose another place")
     return path
+
+
+def base_dirs(environ: Mapping[str, str]) -> list[Path]:
+    """The read-only places in FXC_CACHE_PATH, in order: absolute paths with colons between.
+
+    Raises:
+        UsageError: one is not absolute; what it means would depend on where a server was started.
+    """
+    found: list[Path] = []
+    for name in filter(None, environ.get("FXC_CACHE_PATH", "").split(":")):
+        path = Path(os.path.abspath(os.path.expanduser(name)))
+        if not os.path.isabs(os.path.expanduser(name)):
+            raise UsageError(f"FXC_CACHE_PATH names {name!r}, which is not absolute", f"write {path}")
+        if path not in found:
+            found.append(path)
+    return found
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -80,6 +97,10 @@ class Layout(msgspec.Struct, frozen=True):
     @property
     def staging(self) -> Path:
         return self.root / "staging"
+
+    @property
+    def used(self) -> Path:
+        return self.root / "used"
 
     @property
     def scratch(self) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,12 +23,14 @@ Files = Mapping[str, bytes | Path]
 
 
 def publish(
-    layout: Layout, manifest: Manifest, rank_dir: str, files: Files, binaries: Iterable[str], world_size: int
-) -> Artifact:
+    layout: Layout, bases: Sequence[Layout], manifest: Manifest, rank_dir: str, files: Files, binaries: Iterable[str],
+    world_size: int,
+) -> Artifact:  # fmt: skip
     """Make the artifact, or add or replace a rank of one that is there; its other ranks stay.
 
     Readers see the old state or the new one, and so does whoever comes after a crash. A reader in the middle of the old
-    one finds equal files: texts follow from the content key, and binaries come from the store.
+    one finds equal files: texts follow from the content key, and binaries come from the store. What `bases` have of it,
+    binaries and other ranks, is copied first.
     """
     rank = _rank(rank_dir, world_size)
     place = layout.artifacts / manifest.hash
@@ -36,12 +38,14 @@ def publish(
         new = stage / manifest.hash
         with io_errors("write", place):
             make_dirs(new / rank_dir / INDUCTOR)
-            listed = _write(new / rank_dir, files) | _link(layout, new / rank_dir / INDUCTOR, binaries)
+            listed = _write(new / rank_dir, files) | _link(layout, bases, new / rank_dir / INDUCTOR, binaries)
         listed = {f"{rank_dir}/{name}": entry for name, entry in sorted(listed.items())}
         ranks = {rank_dir: msgspec.structs.replace(rank, files=listed)}
         with lock(layout, "artifacts"), io_errors("write", place):
             _sweep(layout.artifacts, stage)
-            ranks |= _keep_others(place, new, rank_dir)
+            ranks |= _keep_others(place, new, ranks, link_file)
+            for base in bases:
+                ranks |= _keep_others(base.artifacts / manifest.hash, new, ranks, copy_file)
             complete = msgspec.structs.replace(manifest, ranks=dict(sorted(ranks.items())))
             write_file(new / MANIFEST, encode(complete))
             install(new, place)
@@ -67,9 +71,10 @@ def _write(directory: Path, files: Files) -> dict[str, File]:
     return {name: store.measure(directory / name) for name in files}
 
 
-def _link(layout: Layout, directory: Path, binaries: Iterable[str]) -> dict[str, File]:
+def _link(layout: Layout, bases: Sequence[Layout], directory: Path, binaries: Iterable[str]) -> dict[str, File]:
     listed: dict[str, File] = {}
     for key in dict.fromkeys(binaries):
+        store.adopt(layout, bases, key)
         for name, expected in store.load(layout, key).files.items():
             with suppress(FileNotFoundError):
                 link_file(layout.binaries / key / name, directory / name)
@@ -79,17 +84,18 @@ def _link(layout: Layout, directory: Path, binaries: Iterable[str]) -> dict[str,
     return listed
 
 
-def _keep_others(place: Path, new: Path, rank_dir: str) -> dict[str, Rank]:
-    """Link the other ranks' files of the artifact at `place` into the new one; what is damaged stays so."""
+def _keep_others(place: Path, new: Path, taken: Container[str], take: Callable[[Path, Path], None]) -> dict[str, Rank]:
+    """Link or copy the files of the ranks that are not `taken` from the artifact at `place` into the new one; what is
+    damaged stays so."""
     try:
         old = Artifact.open(place).manifest.ranks
     except (CacheMissError, DamagedError, IncompatibleError):
         return {}
-    others = {name: rank for name, rank in old.items() if name != rank_dir}
+    others = {name: rank for name, rank in old.items() if name not in taken}
     for name in (name for rank in others.values() for name in rank.files):
         make_dirs((new / name).parent)
         with suppress(FileNotFoundError):
-            link_file(place / name, new / name)
+            take(place / name, new / name)
     return others
 
 

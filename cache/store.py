@@ -16,9 +16,9 @@ from fxc.cache import binaries as _binaries
 from fxc.cache import index, publish
 from fxc.cache.artifact import Artifact
 from fxc.cache.files import io_errors, make_dirs
-from fxc.cache.layout import MANIFEST, Layout, cache_dir
+from fxc.cache.layout import MANIFEST, Layout, base_dirs, cache_dir
 from fxc.cache.lock import lock, staging, try_lock
-from fxc.errors import CacheMissError, DamagedError, FxcError, UsageError
+from fxc.errors import CacheMissError, DamagedError, FxcError, IncompatibleError, UsageError
 from fxc.manifest import FORMAT, Binary, Manifest, Source
 
 SHORTEST = 4
@@ -35,22 +35,36 @@ class Summary(msgspec.Struct, frozen=True):
     created: float
     """Seconds since the epoch."""
     last_used: float
+    path: str
+    read_only: bool
+    """Whether it lies in a place of FXC_CACHE_PATH."""
 
 
 class Cache(msgspec.Struct, frozen=True):
-    """A cache directory. Reading takes no lock and writes nothing, so that it may be mounted read-only."""
+    """A cache directory, and read-only places that are searched after it. Reading takes no lock and writes nothing, so
+    that it may be mounted read-only."""
 
     layout: Layout
+    bases: tuple[Layout, ...] = ()
+    """Never written."""
 
     @classmethod
     def open(cls, directory: Path | None = None, environ: Mapping[str, str] | None = None) -> Cache:
-        """The cache at `directory`, else at FXC_CACHE_DIR, else in the user's cache folder. Creates nothing."""
-        where = cache_dir(directory, os.environ if environ is None else environ)
-        return cls(Layout(where / f"v{FORMAT}"))
+        """The cache at `directory`, else at FXC_CACHE_DIR, else in the user's cache folder, over the places in
+        FXC_CACHE_PATH. Creates nothing."""
+        environ = os.environ if environ is None else environ
+        where = cache_dir(directory, environ)
+        bases = [Layout(path / f"v{FORMAT}") for path in base_dirs(environ) if path != where]
+        return cls(Layout(where / f"v{FORMAT}"), tuple(bases))
 
     @property
     def root(self) -> Path:
         return self.layout.root
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """All places, in the order in which they are searched."""
+        return (self.layout, *self.bases)
 
     # Artifacts
 
@@ -68,24 +82,30 @@ class Cache(msgspec.Struct, frozen=True):
             raise UsageError(f"{prefix!r} is too short: expected at least {SHORTEST} digits of the hash")
         found = [name for name in self._hashes() if name.startswith(prefix)]
         if not found:
-            raise CacheMissError(f"no artifact {prefix} in {self.root}", "`fxc ls` lists what there is")
+            places = ", ".join(str(layout.root) for layout in self.layouts)
+            raise CacheMissError(f"no artifact {prefix} in {places}", "`fxc ls` lists what there is")
         if len(found) > 1:
             raise CacheMissError(f"{prefix} is ambiguous: it begins {', '.join(found)}", "give more digits")
         return found[0]
 
     def artifact(self, hash: str) -> Artifact:
-        """Open an artifact by its full hash.
+        """Open an artifact by its full hash, in the first place where its manifest can be read.
 
         Raises:
             CacheMissError: it is not there.
             DamagedError: its manifest is damaged.
+            IncompatibleError: another version of fxc made it.
         """
-        artifact = Artifact.open(self.layout.artifacts / hash)
-        if artifact.manifest.hash != hash:
-            raise DamagedError(
-                f"{artifact.path / MANIFEST} is of artifact {artifact.manifest.hash}", "remove the directory"
-            )
-        return artifact
+        wrong: FxcError | None = None
+        for layout in self.layouts:
+            if layout is not self.layout and not index.has_artifact(layout, hash):
+                continue
+            try:
+                return _open(layout, hash)
+            except (CacheMissError, DamagedError, IncompatibleError) as error:
+                wrong = error if wrong is None or isinstance(wrong, CacheMissError) else wrong
+        assert wrong is not None
+        raise wrong
 
     def publish(
         self,
@@ -105,27 +125,32 @@ class Cache(msgspec.Struct, frozen=True):
             binaries: keys of stored binaries, which get linked into `<rank_dir>/inductor/`.
             world_size: number of ranks in the job.
         """
-        return publish.publish(self.layout, manifest, rank_dir, files, binaries, world_size)
+        return publish.publish(self.layout, self.bases, manifest, rank_dir, files, binaries, world_size)
 
     def list(self) -> builtins.list[Summary]:
-        """Every artifact, by hash."""
+        """Every artifact, by hash; of one that is in several places, the first."""
         found = (self._summary(name) for name in self._hashes())
         return [summary for summary in found if summary is not None]
 
     def touch(self, hash: str) -> None:
-        """Note that an artifact is used now, where that can be written."""
+        """Note that an artifact is used now, where that can be written; of one in a read-only place, in the writable
+        one, unless there is nothing there yet."""
         with suppress(OSError):
-            os.utime(self.layout.artifacts / hash / MANIFEST)
+            if index.has_artifact(self.layout, hash) or not self.bases:
+                os.utime(self.layout.artifacts / hash / MANIFEST)
+            elif self.root.is_dir():
+                make_dirs(self.layout.used)
+                (self.layout.used / hash).touch(0o600)
 
     # Binaries
 
     def binary(self, key: str) -> Binary | None:
         """The record of a compiled piece whose files are all intact. A damaged one is removed."""
-        return _binaries.find(self.layout, key)
+        return _binaries.find(self.layout, self.bases, key)
 
     def binary_files(self, key: str) -> builtins.list[Path]:
         """Its files: `<key>.so` and, where it calls custom ops, `<key>.json`."""
-        return [self.layout.binaries / key / name for name in sorted(_binaries.load(self.layout, key).files)]
+        return _binaries.files(self.layout, self.bases, key)
 
     def store_binary(self, key: str, files: Mapping[str, Path], record: Binary, *, force: bool = False) -> None:
         """Copy a compiled piece into the cache. An intact one that is there already stays, unless `force`.
@@ -142,7 +167,7 @@ class Cache(msgspec.Struct, frozen=True):
 
     def lookup(self, direct_key: str, digest_of: Callable[[Source], str | None]) -> str | None:
         """Hash of the artifact that a direct key stands for while its source files are what they were."""
-        return index.lookup(self.layout, direct_key, digest_of)
+        return index.lookup(self.layouts, direct_key, digest_of)
 
     def remember(self, direct_key: str, hash: str, sources: Iterable[Source]) -> None:
         """Note what a direct key stands for."""
@@ -173,15 +198,11 @@ class Cache(msgspec.Struct, frozen=True):
         return path
 
     def _hashes(self) -> builtins.list[str]:
-        with io_errors("read", self.layout.artifacts):
-            try:
-                names = os.listdir(self.layout.artifacts)
-            except FileNotFoundError:
-                return []
-            return sorted(name for name in names if (self.layout.artifacts / name / MANIFEST).is_file())
+        return sorted({name for layout in self.layouts for name in _names(layout)})
 
     def _summary(self, hash: str) -> Summary | None:
-        path = self.layout.artifacts / hash
+        layout = next((layout for layout in self.layouts if index.has_artifact(layout, hash)), self.layout)
+        path = layout.artifacts / hash
         with io_errors("read", path):
             try:
                 status = (path / MANIFEST).stat()
@@ -193,7 +214,27 @@ class Cache(msgspec.Struct, frozen=True):
         except FxcError:
             manifest = None
         size = sum({file.st_ino: file.st_size for file in files}.values())
-        return Summary(hash, manifest, size, _seconds(manifest, status.st_ctime), status.st_mtime)
+        used, read_only = status.st_mtime, layout is not self.layout
+        with suppress(OSError):
+            used = (self.layout.used / hash).stat().st_mtime if read_only else used
+        return Summary(hash, manifest, size, _seconds(manifest, status.st_ctime), used, str(path), read_only)
+
+
+def _open(layout: Layout, hash: str) -> Artifact:
+    artifact = Artifact.open(layout.artifacts / hash)
+    if artifact.manifest.hash != hash:
+        raise DamagedError(
+            f"{artifact.path / MANIFEST} is of artifact {artifact.manifest.hash}", "remove the directory"
+        )
+    return artifact
+
+
+def _names(layout: Layout) -> list[str]:
+    with io_errors("read", layout.artifacts):
+        try:
+            return [name for name in os.listdir(layout.artifacts) if (layout.artifacts / name / MANIFEST).is_file()]
+        except FileNotFoundError:
+            return []
 
 
 def _seconds(manifest: Manifest | None, otherwise: float) -> float:
