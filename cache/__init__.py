@@ -2,6 +2,8 @@
 
 from fxc.cache import key
 from fxc.cache.artifact import Artifact
+from fxc.cache.choice import Rules
+from fxc.cache.prune import Pruned
 from fxc.cache.store import Cache, Summary
 
-__all__ = ["Artifact", "Cache", "Summary", "key"]
+__all__ = ["Artifact", "Cache", "Pruned", "Rules", "Summary", "key"]

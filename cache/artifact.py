@@ -13,6 +13,7 @@ import msgspec
 from fxc.cache import key
 from fxc.cache.files import io_errors
 from fxc.cache.layout import MANIFEST
+from fxc.cache.lock import Use
 from fxc.errors import CacheMissError, DamagedError, FxcError, IncompatibleError
 from fxc.manifest import FORMAT, File, Manifest, decode
 
@@ -54,6 +55,18 @@ class Artifact(msgspec.Struct, frozen=True):
                 f"build it with --rank {rank} --dp-rank {data_parallel_rank}",
             )
         return name
+
+    def use(self) -> Use:
+        """Keep it from being pruned from now on.
+
+        Raises:
+            CacheMissError: it was pruned before.
+        """
+        use = Use(self.path)
+        if not (self.path / MANIFEST).is_file():
+            use.close()
+            raise CacheMissError(f"artifact {self.manifest.hash} was removed just now", "run `fxc build` again")
+        return use
 
     def read(self, name: str) -> bytes:
         """The bytes of a listed file, `rank_0_0/transformed_code.py`: the very ones that were checked.

@@ -46,6 +46,11 @@ def lookup(layouts: Sequence[Layout], direct_key: str, digest_of: Callable[[Sour
     return None
 
 
+def hashes(layout: Layout, direct_key: str) -> list[str]:
+    """All that a direct key stood for, newest first."""
+    return [entry.hash for entry in _load(layout, direct_key).entries]
+
+
 def has_artifact(layout: Layout, hash: str) -> bool:
     """Whether a manifest is there, readable or not."""
     with io_errors("read", layout.artifacts):

@@ -11,6 +11,7 @@
       <key>.so  <key>.json          the compiled piece; the second where it calls custom ops
     index/<direct key>.json         which artifacts a direct key stands for, and for which source files
     locks/<name>.lock               held through flock: the kernel lets go of those of a dead process
+    locks/use.<hash>.lock           shared by whoever uses an artifact, held alone by whoever removes it
     staging/<random>/               what is being written; renamed into its place when whole
     staging/<random>.alive          locked as long as the process that writes there lives
     used/<hash>                     empty; its mtime is the last use of an artifact that lies in a read-only place
@@ -114,13 +115,13 @@ class Layout(msgspec.Struct, frozen=True):
         folders = (self.artifacts, self.binaries, self.index, self.locks, self.staging)
         if all(path.is_dir() for path in folders):
             return
-        _prune(self.root.parent)
+        prune_formats(self.root.parent)
         for path in folders:
             make_dirs(path)
         sync_dir(self.root)
 
 
-def _prune(directory: Path) -> None:
+def prune_formats(directory: Path) -> None:
     """Remove folders of older formats; only what looks like ours, since the user may have named any directory."""
     if not directory.is_dir():
         return

@@ -15,7 +15,7 @@ from fxc.cache import binaries as store
 from fxc.cache.artifact import MEND, Artifact, is_safe
 from fxc.cache.files import copy_file, install, io_errors, link_file, make_dirs, write_file
 from fxc.cache.layout import INDUCTOR, MANIFEST, Layout
-from fxc.cache.lock import lock, staging
+from fxc.cache.lock import lock, share, staging, use_of
 from fxc.errors import CacheMissError, DamagedError, FxcError, IncompatibleError, UsageError
 from fxc.manifest import File, Manifest, Rank, encode
 
@@ -41,8 +41,9 @@ def publish(
             listed = _write(new / rank_dir, files) | _link(layout, bases, new / rank_dir / INDUCTOR, binaries)
         listed = {f"{rank_dir}/{name}": entry for name, entry in sorted(listed.items())}
         ranks = {rank_dir: msgspec.structs.replace(rank, files=listed)}
-        with lock(layout, "artifacts"), io_errors("write", place):
-            _sweep(layout.artifacts, stage)
+        # In this order, as prune takes them: whoever prunes this artifact is waited for.
+        with share(layout, use_of(manifest.hash)), lock(layout, "artifacts"), io_errors("write", place):
+            sweep(layout.artifacts, stage)
             ranks |= _keep_others(place, new, ranks, link_file)
             for base in bases:
                 ranks |= _keep_others(base.artifacts / manifest.hash, new, ranks, copy_file)
@@ -99,7 +100,7 @@ def _keep_others(place: Path, new: Path, taken: Container[str], take: Callable[[
     return others
 
 
-def _sweep(artifacts: Path, stage: Path) -> None:
+def sweep(artifacts: Path, stage: Path) -> None:
     """Remove directories without a manifest, which are no artifacts; a young one may be copied in just now."""
     for path in artifacts.iterdir():
         if not (path / MANIFEST).exists() and time.time() - path.stat().st_mtime > 3600:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import builtins
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
 import msgspec
 
 from fxc.cache import binaries as _binaries
-from fxc.cache import index, publish
+from fxc.cache import index, prune, publish
 from fxc.cache.artifact import Artifact
+from fxc.cache.choice import Rules
 from fxc.cache.files import io_errors, make_dirs
 from fxc.cache.layout import MANIFEST, Layout, base_dirs, cache_dir
-from fxc.cache.lock import lock, staging, try_lock
-from fxc.errors import CacheMissError, DamagedError, FxcError, IncompatibleError, UsageError
+from fxc.cache.lock import BUILDING, Use, lock, share, staging, try_lock
+from fxc.cache.prune import Pruned
+from fxc.errors import CacheIOError, CacheMissError, DamagedError, FxcError, IncompatibleError, UsageError
 from fxc.manifest import FORMAT, Binary, Manifest, Source
 
 SHORTEST = 4
@@ -127,6 +129,15 @@ class Cache(msgspec.Struct, frozen=True):
         """
         return publish.publish(self.layout, self.bases, manifest, rank_dir, files, binaries, world_size)
 
+    def use(self, hash: str) -> Use:
+        """Keep an artifact, if it is there, from being pruned until that is closed."""
+        there = (layout.artifacts / hash for layout in self.layouts if index.has_artifact(layout, hash))
+        return Use(next(there, self.layout.artifacts / hash))
+
+    def prune(self, rules: Rules, *, dry_run: bool = False) -> Pruned:
+        """Remove what `rules` choose, and what nothing refers to. Read-only places are left alone."""
+        return prune.prune(self.layout, self.bases, rules, dry_run)
+
     def list(self) -> builtins.list[Summary]:
         """Every artifact, by hash; of one that is in several places, the first."""
         found = (self._summary(name) for name in self._hashes())
@@ -185,6 +196,15 @@ class Cache(msgspec.Struct, frozen=True):
     def try_lock(self, name: str) -> AbstractContextManager[bool]:
         """The same lock, but not waited for: gives whether it is held."""
         return try_lock(self.layout, name)
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """As long as anybody is inside, `prune` removes no binaries: a build uses some that no artifact refers to yet.
+        Where nothing can be written, nothing can be pruned either."""
+        with ExitStack() as held:
+            with suppress(CacheIOError):
+                held.enter_context(share(self.layout, BUILDING))
+            yield
 
     def staging(self) -> AbstractContextManager[Path]:
         """A private directory on the cache's file system, removed afterwards."""

@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from fxc.cli import build, doctor, inspect, ls, render, schema, streams, verify, warm
+from fxc.cli import build, doctor, inspect, ls, prune, render, schema, streams, verify, warm
 from fxc.convert import nearest
 from fxc.errors import FxcError, UsageError
 
@@ -35,6 +35,7 @@ VERBS = {
     "warm": warm,
     "ls": ls,
     "verify": verify,
+    "prune": prune,
     "schema": schema,
     "doctor": doctor,
 }

@@ -99,10 +99,11 @@ def build(
     if count < 1:
         raise UsageError(f"--jobs {count}: expected 1 or more")
     found = None if force else identity.find(spec, directory, place, cache, compiler=True)
-    if found is not None and identity.intact(cache, found, place, prove):
-        return _hit(cache, found, {}, start)
+    if found is not None and (hit := _hit(cache, found, place, prove, {}, start)) is not None:
+        return hit
     try:
-        return _miss(spec, directory, place, cache, count, force, prove, observer, start)
+        with cache.building():
+            return _miss(spec, directory, place, cache, count, force, prove, observer, start)
     except SpecError as error:  # found out while the model was looked up or constructed
         if str(path) in error.message:
             raise
@@ -130,10 +131,10 @@ def _miss(
         observer.phase_done("partition", plan.seconds["partition"])
         manifest = plan.manifest
         direct = identity.direct_key(spec, target, place)
-        if not force and identity.intact(cache, manifest.hash, place, prove):
+        if not force and (hit := _hit(cache, manifest.hash, place, prove, plan.seconds, start)) is not None:
             with contextlib.suppress(CacheIOError):  # a read-only cache
                 identity.remember(cache, direct, manifest)
-            return _hit(cache, manifest.hash, plan.seconds, start)
+            return hit
         rehearsal = _rehearse(plan, spec.device) if prove else _rehearsed(cache, plan)
         lowered = _lower(plan, cache, pool, prove, force, observer)
     observer.phase("publish")
@@ -202,10 +203,16 @@ def _lower(plan: Plan, cache: Cache, pool: Any, prove: bool, force: bool, observ
     return lowered
 
 
-def _hit(cache: Cache, hash: str, seconds: dict[str, float], start: float) -> BuildResult:
-    manifest = cache.artifact(hash).manifest
-    cache.touch(hash)
-    return _result(cache, manifest, True, {"compiled": 0, "reused": len(manifest.binaries)}, seconds, start)
+def _hit(
+    cache: Cache, hash: str, place: Ranks, prove: bool, seconds: dict[str, float], start: float
+) -> BuildResult | None:
+    """What is there already, if all of it is intact."""
+    with cache.use(hash):
+        if not identity.intact(cache, hash, place, prove):
+            return None
+        manifest = cache.artifact(hash).manifest
+        cache.touch(hash)
+        return _result(cache, manifest, True, {"compiled": 0, "reused": len(manifest.binaries)}, seconds, start)
 
 
 def _result(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,7 @@ def load(
     rank = number(rank, "RANK")
     world_size = number(world_size, "WORLD_SIZE")
     artifact = refs.find(ref, cache_dir, rank=rank, world_size=world_size, dp_rank=dp_rank, use=True)
+    use = artifact.use()
     manifest = artifact.manifest
     folder = _rank_folder(artifact, rank or 0, world_size, dp_rank or 0)
     place = _device(device, manifest.target.device)
@@ -60,7 +62,9 @@ def load(
     namespace = _execute(artifact, f"{folder}/{CODE}", place)
     runners = _runners(artifact, folder, place)
     factories = _factories(manifest, namespace, runners)
-    return Program(manifest, place, factories, _constants(artifact, f"{folder}/{CONSTANTS}", place))
+    program = Program(manifest, place, factories, _constants(artifact, f"{folder}/{CONSTANTS}", place))
+    weakref.finalize(program, use.close)  # until then `prune` leaves the artifact alone
+    return program
 
 
 def _rank_folder(artifact: Artifact, rank: int, world_size: int | None, dp_rank: int) -> str:

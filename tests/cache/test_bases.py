@@ -20,7 +20,7 @@ SOURCES = (Source(file="model.py", digest="1"),)
 
 def snapshot(directory: Path) -> dict[str, tuple[int, ...]]:
     """All that a write changes: times, links, sizes, names."""
-    found = {}
+    found: dict[str, tuple[int, ...]] = {}
     for path in [directory, *directory.rglob("*")]:
         status = path.stat()
         found[str(path)] = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_nlink, status.st_size)
