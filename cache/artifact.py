@@ -26,6 +26,8 @@ class Artifact(msgspec.Struct, frozen=True):
 
     path: Path
     manifest: Manifest
+    data: bytes
+    """Those of manifest.json."""
 
     @classmethod
     def open(cls, path: Path) -> Artifact:
@@ -41,9 +43,9 @@ class Artifact(msgspec.Struct, frozen=True):
         )
         with reading(where, absent):
             data = where.read_bytes()
-        _check_format(data, where)
+        check_format(data, where)
         manifest = decode(data, str(where))
-        return cls(path, manifest)
+        return cls(path, manifest, data)
 
     def rank_dir(self, rank: int = 0, data_parallel_rank: int = 0) -> str:
         """Name of a rank's directory."""
@@ -103,9 +105,10 @@ class Artifact(msgspec.Struct, frozen=True):
 
 
 def is_safe(name: str) -> bool:
-    """Whether a listed name stays inside its directory."""
+    """Whether a listed name stays inside its directory, and is written as plainly as it can be."""
     path = PurePosixPath(name)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+    plain = bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+    return plain and str(path) == name
 
 
 def check_file(path: Path, expected: File) -> None:
@@ -156,7 +159,7 @@ class _Format(msgspec.Struct):
     format: int
 
 
-def _check_format(data: bytes, where: Path) -> None:
+def check_format(data: bytes, where: Path) -> None:
     """Another version of fxc may have written other fields: say that, not that they are unknown."""
     try:
         found = msgspec.json.decode(data, type=_Format).format

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -78,14 +78,17 @@ def adopt(layout: Layout, bases: Sequence[Layout], key: str) -> None:
             return
 
 
-def store(layout: Layout, key: str, sources: Mapping[str, Path], binary: Binary, force: bool) -> None:
+def store(
+    layout: Layout, key: str, sources: Mapping[str, Path], binary: Binary, force: bool,
+    take: Callable[[Path, Path], None] = copy_file,
+) -> None:  # fmt: skip
     """Take in the files of a compiled piece; an intact one that is there already stays, unless `force`."""
     with staging(layout) as stage:
         new = stage / key
         with io_errors("write", layout.binaries / key):
             new.mkdir(mode=0o700)
             for name, source in sources.items():
-                copy_file(source, new / name)
+                take(source, new / name)
             files = {name: measure(new / name) for name in sources}
             write_file(new / RECORD, seal(msgspec.json.encode(Record(binary, files))))
         if files[f"{key}.so"].sha256 != binary.sha256:

@@ -17,22 +17,21 @@ from fxc.cache.files import copy_file, install, io_errors, link_file, make_dirs,
 from fxc.cache.layout import INDUCTOR, MANIFEST, Layout
 from fxc.cache.lock import lock, share, staging, use_of
 from fxc.errors import CacheMissError, DamagedError, FxcError, IncompatibleError, UsageError
-from fxc.manifest import File, Manifest, Rank, encode
+from fxc.manifest import Factor, File, Manifest, Rank, encode
 
 Files = Mapping[str, bytes | Path]
 
 
 def publish(
-    layout: Layout, bases: Sequence[Layout], manifest: Manifest, rank_dir: str, files: Files, binaries: Iterable[str],
-    world_size: int,
-) -> Artifact:  # fmt: skip
+    layout: Layout, bases: Sequence[Layout], manifest: Manifest, rank: Rank, files: Files, binaries: Iterable[str]
+) -> Artifact:
     """Make the artifact, or add or replace a rank of one that is there; its other ranks stay.
 
     Readers see the old state or the new one, and so does whoever comes after a crash. A reader in the middle of the old
     one finds equal files: texts follow from the content key, and binaries come from the store. What `bases` have of it,
     binaries and other ranks, is copied first.
     """
-    rank = _rank(rank_dir, world_size)
+    rank_dir = f"rank_{rank.rank}_{rank.data_parallel_rank}"
     place = layout.artifacts / manifest.hash
     with staging(layout) as stage:
         new = stage / manifest.hash
@@ -41,23 +40,52 @@ def publish(
             listed = _write(new / rank_dir, files) | _link(layout, bases, new / rank_dir / INDUCTOR, binaries)
         listed = {f"{rank_dir}/{name}": entry for name, entry in sorted(listed.items())}
         ranks = {rank_dir: msgspec.structs.replace(rank, files=listed)}
-        # In this order, as prune takes them: whoever prunes this artifact is waited for.
-        with share(layout, use_of(manifest.hash)), lock(layout, "artifacts"), io_errors("write", place):
-            sweep(layout.artifacts, stage)
-            ranks |= _keep_others(place, new, ranks, link_file)
-            for base in bases:
-                ranks |= _keep_others(base.artifacts / manifest.hash, new, ranks, copy_file)
-            complete = msgspec.structs.replace(manifest, ranks=dict(sorted(ranks.items())))
-            write_file(new / MANIFEST, encode(complete))
-            install(new, place)
-    return Artifact(place, complete)
+        return _install(layout, bases, msgspec.structs.replace(manifest, ranks=ranks), new, stage)
 
 
-def _rank(name: str, world_size: int) -> Rank:
-    match = re.fullmatch(r"rank_(\d+)_(\d+)", name)
+def adopt(layout: Layout, found: Artifact, stage: Path) -> Artifact:
+    """Take in an artifact from elsewhere, which lies in the staging directory `stage`, every file of it checked. Its
+    binaries are shared with others, like those that were compiled here."""
+    place = layout.artifacts / found.manifest.hash
+    with io_errors("write", place):
+        for key, binary in found.manifest.binaries.items():
+            names = {f"{key}.so", f"{key}.json"}
+            listed = {name.rpartition("/")[2]: name for rank in found.manifest.ranks.values() for name in rank.files}
+            sources = {name: found.path / listed[name] for name in names & listed.keys()}
+            if f"{key}.so" in sources:
+                store.store(layout, key, sources, binary, False, take=link_file)
+    return _install(layout, (), found.manifest, found.path, stage, found.data)
+
+
+def new_rank(name: str, world_size: int, direct: Iterable[Factor] = ()) -> Rank:
+    """The record of a rank, no files in it yet."""
+    match = re.fullmatch(r"rank_(0|[1-9]\d*)_(0|[1-9]\d*)", name)
     if not match:
         raise UsageError(f"rank directory {name!r}: expected rank_<r>_<d>")
-    return Rank(rank=int(match[1]), data_parallel_rank=int(match[2]), world_size=world_size, files={})
+    return Rank(
+        rank=int(match[1]), data_parallel_rank=int(match[2]), world_size=world_size, files={}, direct=tuple(direct)
+    )
+
+
+def _install(
+    layout: Layout, bases: Sequence[Layout], manifest: Manifest, new: Path, stage: Path, data: bytes = b""
+) -> Artifact:
+    """Add the ranks that are there already, write the manifest (`data`, if no rank is added), and put `new` in its
+    place."""
+    place = layout.artifacts / manifest.hash
+    # In this order, as prune takes them: whoever prunes this artifact is waited for.
+    with share(layout, use_of(manifest.hash)), lock(layout, "artifacts"), io_errors("write", place):
+        sweep(layout.artifacts, stage)
+        ranks = {**manifest.ranks}
+        ranks |= _keep_others(place, new, manifest, ranks, link_file)
+        for base in bases:
+            ranks |= _keep_others(base.artifacts / manifest.hash, new, manifest, ranks, copy_file)
+        if not data or len(ranks) > len(manifest.ranks):
+            manifest = msgspec.structs.replace(manifest, ranks=dict(sorted(ranks.items())))
+            data = encode(manifest)
+        write_file(new / MANIFEST, data)
+        install(new, place)
+    return Artifact(place, manifest, data)
 
 
 def _write(directory: Path, files: Files) -> dict[str, File]:
@@ -85,14 +113,18 @@ def _link(layout: Layout, bases: Sequence[Layout], directory: Path, binaries: It
     return listed
 
 
-def _keep_others(place: Path, new: Path, taken: Container[str], take: Callable[[Path, Path], None]) -> dict[str, Rank]:
+def _keep_others(
+    place: Path, new: Path, manifest: Manifest, taken: Container[str], take: Callable[[Path, Path], None]
+) -> dict[str, Rank]:
     """Link or copy the files of the ranks that are not `taken` from the artifact at `place` into the new one; what is
-    damaged stays so."""
+    damaged stays so. A direct key of theirs is kept where it goes with the sources of the new manifest."""
     try:
-        old = Artifact.open(place).manifest.ranks
+        old = Artifact.open(place).manifest
     except (CacheMissError, DamagedError, IncompatibleError):
         return {}
-    others = {name: rank for name, rank in old.items() if name not in taken}
+    others = {name: rank for name, rank in old.ranks.items() if name not in taken}
+    if old.sources != manifest.sources:
+        others = {name: msgspec.structs.replace(rank, direct=()) for name, rank in others.items()}
     for name in (name for rank in others.values() for name in rank.files):
         make_dirs((new / name).parent)
         with suppress(FileNotFoundError):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import builtins
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
 import msgspec
 
+from fxc.cache import archive, index, prune, publish
 from fxc.cache import binaries as _binaries
-from fxc.cache import index, prune, publish
 from fxc.cache.artifact import Artifact
 from fxc.cache.choice import Rules
 from fxc.cache.files import io_errors, make_dirs
@@ -21,7 +21,7 @@ from fxc.cache.layout import MANIFEST, Layout, base_dirs, cache_dir
 from fxc.cache.lock import BUILDING, Use, lock, share, staging, try_lock
 from fxc.cache.prune import Pruned
 from fxc.errors import CacheIOError, CacheMissError, DamagedError, FxcError, IncompatibleError, UsageError
-from fxc.manifest import FORMAT, Binary, Manifest, Source
+from fxc.manifest import FORMAT, Binary, Factor, File, Manifest, Source
 
 SHORTEST = 4
 """Hex digits that a shortened hash needs."""
@@ -117,6 +117,7 @@ class Cache(msgspec.Struct, frozen=True):
         binaries: Iterable[str],
         *,
         world_size: int = 1,
+        direct: Sequence[Factor] = (),
     ) -> Artifact:
         """Make an artifact, or add, mend or replace a rank of it. Readers see all of it or nothing.
 
@@ -126,8 +127,23 @@ class Cache(msgspec.Struct, frozen=True):
             files: by name inside the rank's directory; contents or files to copy.
             binaries: keys of stored binaries, which get linked into `<rank_dir>/inductor/`.
             world_size: number of ranks in the job.
+            direct: what the direct key digests.
         """
-        return publish.publish(self.layout, self.bases, manifest, rank_dir, files, binaries, world_size)
+        rank = publish.new_rank(rank_dir, world_size, direct)
+        return publish.publish(self.layout, self.bases, manifest, rank, files, binaries)
+
+    def export(self, artifact: Artifact, file: Path) -> File:
+        """Write an artifact into one file, the same bytes for the same artifact. Gives its size and digest."""
+        return archive.export(artifact, file)
+
+    def import_file(self, file: Path) -> Artifact:
+        """Take in what `export` has written, after every digest was checked.
+
+        Raises:
+            DamagedError: it is not that, or was altered.
+        """
+        with self.building(), staging(self.layout) as stage:
+            return publish.adopt(self.layout, archive.unpack(file, stage), stage)
 
     def use(self, hash: str) -> Use:
         """Keep an artifact, if it is there, from being pruned until that is closed."""

@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from fxc.cli import build, doctor, inspect, ls, prune, render, schema, streams, verify, warm
+from fxc.cli import build, doctor, export, inspect, ls, prune, render, schema, streams, take, verify, warm
 from fxc.convert import nearest
 from fxc.errors import FxcError, UsageError
 
@@ -36,6 +36,8 @@ VERBS = {
     "ls": ls,
     "verify": verify,
     "prune": prune,
+    "export": export,
+    "import": take,
     "schema": schema,
     "doctor": doctor,
 }

@@ -31,29 +31,32 @@ PACKAGES = ("fxc", "fxc.cache", "fxc.passes")
 """Whose sources are in the direct key: what the command line adds makes no artifact another one."""
 
 
-def direct_key(spec: Spec, target: Target, place: Ranks) -> str:
-    """Digest of what a user can change without touching a source file, and of fxc itself. CUDA graph settings are left
-    out: they compile nothing. So is the order of keys in model.yaml, but that of inputs and dims, which programs have
-    too."""
+def direct_factors(spec: Spec, target: Target, place: Ranks) -> tuple[Factor, ...]:
+    """What a user can change without touching a source file, and fxc itself. CUDA graph settings are left out: they
+    compile nothing. So is the order of keys in model.yaml, but that of inputs and dims, which programs have too."""
     plain = msgspec.structs.replace(spec, cudagraph=type(spec.cudagraph)())
     target = msgspec.structs.replace(target, compiler="")  # is among the sources
-    return key.combine(
-        [
-            ("fxc", fxc_version()),
-            ("code", own_code()),
-            ("spec", msgspec.json.encode(plain, order="deterministic").decode()),
-            ("inputs", " ".join(spec.inputs)),
-            ("dims", " ".join(spec.dims)),
-            ("target", msgspec.json.encode(target).decode()),
-            ("python", "{}.{}".format(*sys.version_info)),
-            ("transformers", _installed("transformers") if spec.model.huggingface is not None else ""),
-            ("ranks", msgspec.json.encode(place).decode()),
-        ]
-    )
+    pairs = [
+        ("fxc", fxc_version()),
+        ("code", own_code()),
+        ("spec", msgspec.json.encode(plain, order="deterministic").decode()),
+        ("inputs", " ".join(spec.inputs)),
+        ("dims", " ".join(spec.dims)),
+        ("target", msgspec.json.encode(target).decode()),
+        ("python", "{}.{}".format(*sys.version_info)),
+        ("transformers", _installed("transformers") if spec.model.huggingface is not None else ""),
+        ("ranks", msgspec.json.encode(place).decode()),
+    ]
+    return tuple(Factor(name=name, value=value) for name, value in pairs)
+
+
+def direct_key(spec: Spec, target: Target, place: Ranks) -> str:
+    """Digest of the direct factors."""
+    return content_key(direct_factors(spec, target, place))
 
 
 def content_key(factors: Sequence[Factor]) -> str:
-    """The artifact's name."""
+    """The artifact's name, from its factors."""
     return key.combine([(factor.name, factor.value) for factor in factors])
 
 
@@ -78,6 +81,13 @@ def remember(cache: Cache, direct: str, manifest: Manifest) -> None:
         return
     compiler = Source(file=COMPILER, digest=key.digest(manifest.target.compiler))
     cache.remember(direct, manifest.hash, (*manifest.sources, compiler))
+
+
+def remember_all(cache: Cache, manifest: Manifest) -> None:
+    """The same for an artifact that was built elsewhere, under the direct keys of its builds."""
+    for rank in manifest.ranks.values():
+        if rank.direct:
+            remember(cache, content_key(rank.direct), manifest)
 
 
 def sources(files: Iterable[Path], variables: Iterable[str], directory: Path, began: int) -> tuple[Source, ...]:

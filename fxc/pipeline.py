@@ -130,7 +130,8 @@ def _miss(
         observer.phase_done("trace", plan.seconds["trace"])
         observer.phase_done("partition", plan.seconds["partition"])
         manifest = plan.manifest
-        direct = identity.direct_key(spec, target, place)
+        factors = identity.direct_factors(spec, target, place)
+        direct = identity.content_key(factors)
         if not force and (hit := _hit(cache, manifest.hash, place, prove, plan.seconds, start)) is not None:
             with contextlib.suppress(CacheIOError):  # a read-only cache
                 identity.remember(cache, direct, manifest)
@@ -148,7 +149,7 @@ def _miss(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds={**plan.seconds, "total": time.perf_counter() - start},
     )  # fmt: skip
-    cache.publish(manifest, place.directory, plan.files, lowered.binaries, world_size=place.world_size)
+    cache.publish(manifest, place.directory, plan.files, lowered.binaries, world_size=place.world_size, direct=factors)
     identity.remember(cache, direct, manifest)
     plan.seconds["publish"] = time.perf_counter() - at
     observer.phase_done("publish", plan.seconds["publish"])

@@ -1,0 +1,34 @@
+"""`fxc import`: what `fxc export` has written, into the cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fxc import identity
+from fxc.cache import Cache
+from fxc.cli import render, streams
+from fxc.cli.options import CacheDir, Json, Quiet, Verbose
+
+
+def run(
+    file: Annotated[Path, typer.Argument(metavar="FILE.TAR", help="What `fxc export` has written.")],
+    cache_dir: CacheDir = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Check every digest of an exported artifact and take it into the cache; prints the hash."""
+    cache = Cache.open(cache_dir)
+    artifact = cache.import_file(file)
+    manifest = artifact.manifest
+    files = sum(len(rank.files) for rank in manifest.ranks.values())
+    identity.remember_all(cache, manifest)
+    if not quiet:
+        render.line(f"imported {manifest.model}: {render.count(files, 'file')}")
+    if json:
+        render.json_object({"hash": manifest.hash, "path": str(artifact.path), "files": files})
+    else:
+        streams.write(f"{manifest.hash}\n")
