@@ -5,5 +5,6 @@ from fxc.cache.artifact import Artifact
 from fxc.cache.choice import Rules
 from fxc.cache.prune import Pruned
 from fxc.cache.store import Cache, Summary
+from fxc.cache.trust import Trust
 
-__all__ = ["Artifact", "Cache", "Pruned", "Rules", "Summary", "key"]
+__all__ = ["Artifact", "Cache", "Pruned", "Rules", "Summary", "Trust", "key"]

@@ -20,7 +20,7 @@ from typing import IO, Any
 from fxc.cache.artifact import Artifact, check_format, is_safe
 from fxc.cache.binaries import measure
 from fxc.cache.files import io_errors, link_file, make_dirs, write_chunks
-from fxc.cache.layout import MANIFEST
+from fxc.cache.layout import MANIFEST, SIGNATURE
 from fxc.cache.listing import HINT, listed, parents
 from fxc.errors import DamagedError, FxcError, UsageError
 from fxc.manifest import File, Manifest, decode
@@ -55,6 +55,8 @@ def export(artifact: Artifact, file: Path) -> File:
 def _fill(tar: tarfile.TarFile, artifact: Artifact) -> None:
     top = artifact.manifest.hash
     _add(tar, f"{top}/{MANIFEST}", artifact.data)
+    if artifact.signature:
+        _add(tar, f"{top}/{SIGNATURE}", artifact.signature)
     first: dict[File, str] = {}
     for name, entry in sorted(listed(artifact.manifest).items()):
         if entry in first:
@@ -92,14 +94,15 @@ def unpack(file: Path, stage: Path) -> Artifact:
         manifest, data = _manifest(tar, members, file)
         new = stage / manifest.hash
         expected = listed(manifest)
-        allowed = {*expected, MANIFEST, *(parent for name in expected for parent in parents(name)), ""}
+        allowed = {*expected, MANIFEST, SIGNATURE, *(parent for name in expected for parent in parents(name)), ""}
         inner = {name.removeprefix(manifest.hash).removeprefix("/"): member for name, member in members.items()}
         if strange := next((name for name in inner if name not in allowed), None):
             raise DamagedError(f"{file} holds {strange!r}, which its manifest does not list", HINT)
         with io_errors("write", new):
             make_dirs(new)
             _extract(tar, {name: inner[name] for name in inner if name in expected}, expected, new, file)
-    return Artifact(new, manifest, data)
+        signature = _small(tar, inner[SIGNATURE]) if SIGNATURE in inner else b""
+    return Artifact(new, manifest, data, signature)
 
 
 @contextmanager
@@ -134,15 +137,21 @@ def _members(tar: tarfile.TarFile, file: Path) -> dict[str, tarfile.TarInfo]:
 def _manifest(tar: tarfile.TarFile, members: Mapping[str, tarfile.TarInfo], file: Path) -> tuple[Manifest, bytes]:
     (top,) = {name.partition("/")[0] for name in members}
     member = members.get(f"{top}/{MANIFEST}")
-    if member is None or not member.isreg() or member.size > MOST:
+    if member is None:
         raise DamagedError(f"{file} holds no {MANIFEST}", HINT)
-    data = _content(tar, member).read()
+    data = _small(tar, member)
     where = f"{file}: {MANIFEST}"
     check_format(data, Path(where))
     manifest = decode(data, where)
     if manifest.hash != top or not re.fullmatch(r"[0-9a-f]{4,64}", top):
         raise DamagedError(f"{file} holds {top!r}, and its manifest is of {manifest.hash!r}", HINT)
     return manifest, data
+
+
+def _small(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    if not member.isreg() or member.size > MOST:
+        raise DamagedError(f"{member.name} is no file of {MOST >> 20} MiB or less", HINT)
+    return _content(tar, member).read()
 
 
 def _extract(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ import msgspec
 
 from fxc.cache import key
 from fxc.cache.files import io_errors
-from fxc.cache.layout import MANIFEST
+from fxc.cache.layout import MANIFEST, SIGNATURE
 from fxc.cache.lock import Use
 from fxc.errors import CacheMissError, DamagedError, FxcError, IncompatibleError
 from fxc.manifest import FORMAT, File, Manifest, decode
@@ -28,6 +28,8 @@ class Artifact(msgspec.Struct, frozen=True):
     manifest: Manifest
     data: bytes
     """Those of manifest.json."""
+    signature: bytes = b""
+    """Those of manifest.sig, if it is there."""
 
     @classmethod
     def open(cls, path: Path) -> Artifact:
@@ -45,7 +47,7 @@ class Artifact(msgspec.Struct, frozen=True):
             data = where.read_bytes()
         check_format(data, where)
         manifest = decode(data, str(where))
-        return cls(path, manifest, data)
+        return cls(path, manifest, data, _signature(path / SIGNATURE))
 
     def rank_dir(self, rank: int = 0, data_parallel_rank: int = 0) -> str:
         """Name of a rank's directory."""
@@ -102,6 +104,12 @@ class Artifact(msgspec.Struct, frozen=True):
         if now.manifest == self.manifest:
             return reader(self.path / name, expected)  # once more: it may have been replaced twice
         return now._intact(name, reader)
+
+
+def _signature(path: Path) -> bytes:
+    with io_errors("read", path), suppress(FileNotFoundError):
+        return path.read_bytes()
+    return b""
 
 
 def is_safe(name: str) -> bool:

@@ -4,6 +4,7 @@
   v1/                               the format; a change is a new folder, older ones are pruned
     artifacts/<hash>/
       manifest.json                 without it the directory is not an artifact; its mtime is the artifact's last use
+      manifest.sig                  a signature over its bytes, if somebody signed it
       rank_<r>_<d>/                 transformed_code.py, computation_graph.py, constants.safetensors
         inductor/                   hard links into binaries/
     binaries/<key>/
@@ -36,6 +37,7 @@ from fxc.errors import CacheIOError, UsageError
 from fxc.manifest import FORMAT
 
 MANIFEST = "manifest.json"
+SIGNATURE = "manifest.sig"
 RECORD = "record.json"
 INDUCTOR = "inductor"
 

@@ -18,7 +18,7 @@ def listed(manifest: Manifest) -> dict[str, File]:
         DamagedError: a name leads out of its rank's directory, or is a file's and a folder's; or a binary's key is
             none.
     """
-    if strange := next((key for key in manifest.binaries if not re.fullmatch(r"[0-9a-f]+", key)), ""):
+    if strange := next((key for key in manifest.binaries if not re.fullmatch(r"\w+", key)), ""):
         raise DamagedError(f"the manifest of {manifest.hash} has a binary {strange!r}", HINT)
     found: dict[str, File] = {}
     for rank_dir, rank in manifest.ranks.items():

@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 
 from fxc.cache import binaries as store
+from fxc.cache import signing
 from fxc.cache.artifact import MEND, Artifact, is_safe
-from fxc.cache.files import copy_file, install, io_errors, link_file, make_dirs, write_file
-from fxc.cache.layout import INDUCTOR, MANIFEST, Layout
+from fxc.cache.files import copy_file, install, io_errors, link_file, make_dirs, sync_dir, write_file
+from fxc.cache.layout import INDUCTOR, MANIFEST, SIGNATURE, Layout
 from fxc.cache.lock import lock, share, staging, use_of
 from fxc.errors import CacheMissError, DamagedError, FxcError, IncompatibleError, UsageError
 from fxc.manifest import Factor, File, Manifest, Rank, encode
@@ -54,7 +55,7 @@ def adopt(layout: Layout, found: Artifact, stage: Path) -> Artifact:
             sources = {name: found.path / listed[name] for name in names & listed.keys()}
             if f"{key}.so" in sources:
                 store.store(layout, key, sources, binary, False, take=link_file)
-    return _install(layout, (), found.manifest, found.path, stage, found.data)
+    return _install(layout, (), found.manifest, found.path, stage, found)
 
 
 def new_rank(name: str, world_size: int, direct: Iterable[Factor] = ()) -> Rank:
@@ -68,24 +69,40 @@ def new_rank(name: str, world_size: int, direct: Iterable[Factor] = ()) -> Rank:
 
 
 def _install(
-    layout: Layout, bases: Sequence[Layout], manifest: Manifest, new: Path, stage: Path, data: bytes = b""
+    layout: Layout, bases: Sequence[Layout], manifest: Manifest, new: Path, stage: Path, found: Artifact | None = None
 ) -> Artifact:
-    """Add the ranks that are there already, write the manifest (`data`, if no rank is added), and put `new` in its
-    place."""
+    """Add the ranks that are there already, write the manifest, and put `new` in its place. The manifest of an artifact
+    that was `found` elsewhere is written as it was, if no rank is added; to one that is signed none is."""
     place = layout.artifacts / manifest.hash
     # In this order, as prune takes them: whoever prunes this artifact is waited for.
     with share(layout, use_of(manifest.hash)), lock(layout, "artifacts"), io_errors("write", place):
         sweep(layout.artifacts, stage)
         ranks = {**manifest.ranks}
-        ranks |= _keep_others(place, new, manifest, ranks, link_file)
+        if found is None or not found.signature:
+            ranks |= _keep_others(place, new, manifest, ranks, link_file)
         for base in bases:
             ranks |= _keep_others(base.artifacts / manifest.hash, new, manifest, ranks, copy_file)
-        if not data or len(ranks) > len(manifest.ranks):
+        if found is None or len(ranks) > len(manifest.ranks):
             manifest = msgspec.structs.replace(manifest, ranks=dict(sorted(ranks.items())))
-            data = encode(manifest)
-        write_file(new / MANIFEST, data)
+            found = Artifact(place, manifest, encode(manifest))
+        write_file(new / MANIFEST, found.data)
+        if found.signature:
+            write_file(new / SIGNATURE, found.signature)
         install(new, place)
-    return Artifact(place, manifest, data)
+    return msgspec.structs.replace(found, path=place)
+
+
+def sign(artifact: Artifact, key: Path, stage: Path) -> Artifact:
+    """Put a signature beside the manifest, in one step. Called under the lock `artifacts`."""
+    now = Artifact.open(artifact.path)
+    if now.data != artifact.data:
+        raise DamagedError(f"{artifact.path} was replaced while it was checked", "sign it again")
+    signed = msgspec.structs.replace(now, signature=signing.sign(now.data, key))
+    with io_errors("write", artifact.path / SIGNATURE):
+        write_file(stage / SIGNATURE, signed.signature)
+        os.replace(stage / SIGNATURE, artifact.path / SIGNATURE)
+        sync_dir(artifact.path)
+    return signed
 
 
 def _write(directory: Path, files: Files) -> dict[str, File]:

@@ -20,6 +20,7 @@ from fxc.cache.files import io_errors, make_dirs
 from fxc.cache.layout import MANIFEST, Layout, base_dirs, cache_dir
 from fxc.cache.lock import BUILDING, Use, lock, share, staging, try_lock
 from fxc.cache.prune import Pruned
+from fxc.cache.trust import Trust, check, check_cache
 from fxc.errors import CacheIOError, CacheMissError, DamagedError, FxcError, IncompatibleError, UsageError
 from fxc.manifest import FORMAT, Binary, Factor, File, Manifest, Source
 
@@ -53,11 +54,18 @@ class Cache(msgspec.Struct, frozen=True):
     @classmethod
     def open(cls, directory: Path | None = None, environ: Mapping[str, str] | None = None) -> Cache:
         """The cache at `directory`, else at FXC_CACHE_DIR, else in the user's cache folder, over the places in
-        FXC_CACHE_PATH. Creates nothing."""
+        FXC_CACHE_PATH. Creates nothing.
+
+        Raises:
+            UntrustedError: others own or may write one of them.
+        """
         environ = os.environ if environ is None else environ
         where = cache_dir(directory, environ)
         bases = [Layout(path / f"v{FORMAT}") for path in base_dirs(environ) if path != where]
-        return cls(Layout(where / f"v{FORMAT}"), tuple(bases))
+        cache = cls(Layout(where / f"v{FORMAT}"), tuple(bases))
+        for layout in cache.layouts:
+            check_cache(layout, Trust.unsigned(environ))
+        return cache
 
     @property
     def root(self) -> Path:
@@ -136,14 +144,22 @@ class Cache(msgspec.Struct, frozen=True):
         """Write an artifact into one file, the same bytes for the same artifact. Gives its size and digest."""
         return archive.export(artifact, file)
 
-    def import_file(self, file: Path) -> Artifact:
-        """Take in what `export` has written, after every digest was checked.
+    def import_file(self, file: Path, trust: Trust) -> Artifact:
+        """Take in what `export` has written, after every digest was checked, and the signature if `trust` asks for one.
 
         Raises:
             DamagedError: it is not that, or was altered.
         """
         with self.building(), staging(self.layout) as stage:
-            return publish.adopt(self.layout, archive.unpack(file, stage), stage)
+            return publish.adopt(self.layout, check(archive.unpack(file, stage), trust), stage)
+
+    def sign(self, artifact: Artifact, key: Path) -> Artifact:
+        """Sign an artifact's manifest. A rank that is added later takes the signature away."""
+        inside = artifact.path.parent == self.layout.artifacts
+        if not inside:
+            raise UsageError(f"{artifact.path} is not in the cache {self.root}", "`fxc import` or --cache-dir")
+        with staging(self.layout) as stage, lock(self.layout, "artifacts"):
+            return publish.sign(artifact, key, stage)
 
     def use(self, hash: str) -> Use:
         """Keep an artifact, if it is there, from being pruned until that is closed."""

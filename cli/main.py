@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from fxc.cli import build, doctor, export, inspect, ls, prune, render, schema, streams, take, verify, warm
+from fxc.cli import build, doctor, export, inspect, ls, prune, render, schema, sign, streams, take, verify, warm
 from fxc.convert import nearest
 from fxc.errors import FxcError, UsageError
 
@@ -38,6 +38,7 @@ VERBS = {
     "prune": prune,
     "export": export,
     "import": take,
+    "sign": sign,
     "schema": schema,
     "doctor": doctor,
 }

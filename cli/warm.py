@@ -18,6 +18,7 @@ from fxc.cli.options import (
     RankOption,
     Ref,
     Verbose,
+    VerifyKey,
     WorldSize,
     check_rank,
 )
@@ -30,6 +31,7 @@ def run(
     jobs: Jobs = None,
     require_hit: Annotated[bool, typer.Option("--require-hit", help="Exit 3 instead of building on a miss.")] = False,
     no_run: Annotated[bool, typer.Option("--no-run", help="Stop after loading.")] = False,
+    verify_key: VerifyKey = None,
     rank: RankOption = None,
     world_size: WorldSize = None,
     dp_rank: DpRank = None,
@@ -45,7 +47,8 @@ def run(
     with streams.result_only(), progress.observer(quiet=quiet, verbose=verbose) as observer:
         result = warm(
             ref, overrides=tuple(overrides or ()), level=level, jobs=jobs, require_hit=require_hit, run=not no_run,
-            rank=rank, world_size=world_size, dp_rank=dp_rank, cache_dir=cache_dir, observer=observer,
+            verify_key=verify_key, rank=rank, world_size=world_size, dp_rank=dp_rank, cache_dir=cache_dir,
+            observer=observer,
         )  # fmt: skip
     if not quiet:
         report.warmed(result)

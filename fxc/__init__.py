@@ -26,6 +26,7 @@ from fxc.errors import (
     RunError,
     SpecError,
     TraceError,
+    UntrustedError,
     UsageError,
     WeightError,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "RunError",
     "SpecError",
     "TraceError",
+    "UntrustedError",
     "UsageError",
     "WarmResult",
     "WeightError",

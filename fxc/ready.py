@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fxc import refs
-from fxc.cache import Artifact, Cache
+from fxc.cache import Artifact, Cache, Trust
 from fxc.errors import CacheMissError, RunError
 from fxc.manifest import Input, Manifest, Weight
 from fxc.progress import Observer
@@ -47,7 +48,8 @@ class WarmResult(msgspec.Struct, frozen=True):
 def warm(
     ref: str | Path, *, overrides: Iterable[str] = (), level: int | None = None, jobs: int | None = None,
     require_hit: bool = False, run: bool = True, rank: int | None = None, world_size: int | None = None,
-    dp_rank: int | None = None, cache_dir: Path | None = None, observer: Observer | None = None,
+    dp_rank: int | None = None, verify_key: Path | None = None, cache_dir: Path | None = None,
+    observer: Observer | None = None,
 ) -> WarmResult:  # fmt: skip
     """Look up (or build) what `ref` names, check its digests, load it, and run one step per size and range.
 
@@ -55,6 +57,7 @@ def warm(
         ref: a model.yaml, a prefix of a hash, or the path of an artifact.
         require_hit: raise instead of building.
         run: False stops after loading.
+        verify_key: a public key that it has to be signed with; what would be built here is not.
 
     Raises:
         CacheMissError: not in the cache, and `require_hit` or no model.yaml to build from.
@@ -64,8 +67,9 @@ def warm(
     clock = _Clock(observer or Observer())
     options: dict[str, Any] = {"overrides": tuple(overrides), "level": level}
     options |= {"rank": rank, "world_size": world_size, "dp_rank": dp_rank}
+    trust = Trust.of(os.environ, verify_key)
     with clock.phase("lookup"):
-        artifact = _look_up(ref, cache_dir, require_hit, **options)
+        artifact = _look_up(ref, cache_dir, require_hit or bool(trust.keys), trust=trust, **options)
     built = artifact is None
     if artifact is None:
         artifact = _build(ref, cache_dir, clock.observer, jobs=jobs, **options)
@@ -78,7 +82,9 @@ def warm(
         with clock.phase("load"):
             if refs.is_spec(ref):  # a FILE.py that registers ops is named relative to model.yaml
                 custom_ops.prepare(artifact.manifest.custom_ops, Path(ref).resolve().parent)
-            program = loader.load(artifact.path, rank=rank, world_size=world_size, dp_rank=dp_rank)
+            program = loader.load(
+                artifact.path, rank=rank, world_size=world_size, dp_rank=dp_rank, verify_key=verify_key
+            )
         if run:
             with clock.phase("first_step"):
                 _run_all(program, artifact.manifest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from fxc import _torch_run, machine, refs
-from fxc.cache import Artifact
+from fxc.cache import Artifact, Trust
 from fxc.cache.artifact import MEND
 from fxc.errors import CacheMissError, DamagedError, UsageError
 from fxc.manifest import Manifest
@@ -33,6 +34,7 @@ def load(
     rank: int | None = None,
     world_size: int | None = None,
     dp_rank: int | None = None,
+    verify_key: str | Path | None = None,
 ) -> Program:
     """Load a built program.
 
@@ -42,16 +44,19 @@ def load(
     cache_dir: the cache, for a hash or model.yaml; by default FXC_CACHE_DIR, then the user's cache folder.
     rank, world_size: by default RANK and WORLD_SIZE of the environment, then 0 and what the artifact says.
     dp_rank: the data-parallel rank, by default 0.
+    verify_key: a PEM file with the Ed25519 public key that the artifact has to be signed with; by default
+        FXC_VERIFY_KEY if FXC_TRUST=signed, else none.
 
     Raises:
         CacheMissError: no such artifact, or not this rank in it.
         IncompatibleError: it was built for another kind of machine or another torch.
-        DamagedError: a file is missing or altered.
+        DamagedError: a file is missing or altered, or others could have written it (UntrustedError).
         RunError: an op that it calls is not registered.
     """
     rank = number(rank, "RANK")
     world_size = number(world_size, "WORLD_SIZE")
-    artifact = refs.find(ref, cache_dir, rank=rank, world_size=world_size, dp_rank=dp_rank, use=True)
+    trust = Trust.of(os.environ, None if verify_key is None else Path(verify_key))
+    artifact = refs.find(ref, cache_dir, rank=rank, world_size=world_size, dp_rank=dp_rank, use=True, trust=trust)
     use = artifact.use()
     manifest = artifact.manifest
     folder = _rank_folder(artifact, rank or 0, world_size, dp_rank or 0)

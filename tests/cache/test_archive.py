@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fxc.cache import Artifact, Cache, Rules
+from fxc.cache import Artifact, Cache, Rules, Trust
 from fxc.errors import CacheIOError, DamagedError, IncompatibleError, UsageError
 from fxc.manifest import encode, seal
 
@@ -46,6 +46,10 @@ def other(tmp_path: Path) -> Cache:
     return Cache.open(tmp_path / "other", {})
 
 
+def take(cache: Cache, file: Path) -> Artifact:
+    return cache.import_file(file, Trust())
+
+
 def members(file: Path) -> list[Member]:
     with tarfile.open(file) as tar:
         return [(info, tar.extractfile(info).read() if info.isreg() else b"") for info in tar]
@@ -71,7 +75,7 @@ def is_empty(cache: Cache) -> bool:
 
 
 def test_there_and_back(cache: Cache, artifact: Artifact, file: Path, other: Cache) -> None:
-    taken = other.import_file(file)
+    taken = take(other, file)
     assert (taken.path, taken.manifest) == (other.root / "artifacts" / HASH, artifact.manifest)
     assert taken.data == artifact.data == (taken.path / "manifest.json").read_bytes()
     assert other.artifact(HASH).verify() == 4
@@ -86,7 +90,7 @@ def test_there_and_back(cache: Cache, artifact: Artifact, file: Path, other: Cac
 def test_the_same_bytes(cache: Cache, artifact: Artifact, file: Path, other: Cache, tmp_path: Path) -> None:
     first = file.read_bytes()
     time.sleep(1.1)  # times in a tar are whole seconds
-    taken = other.import_file(file)
+    taken = take(other, file)
     for linked in taken.path.rglob("*.so"):  # a file system without links
         data = linked.read_bytes()
         linked.unlink()
@@ -120,15 +124,15 @@ def test_packed_by_hand(artifact: Artifact, other: Cache, tmp_path: Path) -> Non
     """With folders, in any order, other formats."""
     with tarfile.open(tmp_path / "hand.tar", "w", format=tarfile.GNU_FORMAT) as tar:
         tar.add(artifact.path, HASH)
-    assert other.import_file(tmp_path / "hand.tar").verify() == 4
+    assert take(other, tmp_path / "hand.tar").verify() == 4
     content = [member for member in reversed(members(tmp_path / "hand.tar")) if not member[0].isdir()]
-    assert other.import_file(write(tmp_path / "reversed.tar", content)).verify() == 4
+    assert take(other, write(tmp_path / "reversed.tar", content)).verify() == 4
 
 
 def test_ranks_that_are_there_stay(file: Path, other: Cache) -> None:
     other.publish(make_manifest(), "rank_2_0", {"transformed_code.py": CODE}, [], world_size=3)
     other.publish(make_manifest(), "rank_0_0", {"old.py": CODE}, [])
-    taken = other.import_file(file)
+    taken = take(other, file)
     assert sorted(taken.manifest.ranks) == ["rank_0_0", "rank_1_0", "rank_2_0"]
     assert taken.verify() == 5
     assert not (taken.path / "rank_0_0/old.py").exists()
@@ -148,7 +152,7 @@ def test_files_that_cannot_be(cache: Cache, artifact: Artifact, other: Cache, tm
         cache.export(artifact, tmp_path / "absent" / "model.tar")
     for name in (tmp_path / "absent.tar", tmp_path):
         with pytest.raises(UsageError, match="is not a file"):
-            other.import_file(name)
+            take(other, name)
 
 
 WRONG: dict[str, tuple[Callable[[list[Member]], list[Member]], str]] = {
@@ -181,7 +185,7 @@ def test_wrong_archives(file: Path, other: Cache, name: str) -> None:
     change, message = WRONG[name]
     write(file, change(members(file)))
     with pytest.raises(DamagedError, match=message):
-        other.import_file(file)
+        take(other, file)
     assert is_empty(other)
 
 
@@ -210,7 +214,7 @@ def test_manifests_that_lead_out(file: Path, other: Cache, case: str) -> None:
         [named(f"{HASH}/manifest.json", evil), *content[1:], named(f"{HASH}/{LISTS[case]['name']}", content[2][1])],
     )
     with pytest.raises(DamagedError):
-        other.import_file(file)
+        take(other, file)
     assert is_empty(other)
     assert not list(file.parent.rglob("evil"))
 
@@ -219,7 +223,7 @@ def test_another_format(file: Path, other: Cache) -> None:
     content = members(file)
     newer = encode(msgspec.structs.replace(make_manifest(), format=99))
     with pytest.raises(IncompatibleError, match="has format 99"):
-        other.import_file(write(file, [named(f"{HASH}/manifest.json", newer), *content[1:]]))
+        take(other, write(file, [named(f"{HASH}/manifest.json", newer), *content[1:]]))
 
 
 def test_compressed(file: Path, other: Cache) -> None:
@@ -227,14 +231,14 @@ def test_compressed(file: Path, other: Cache) -> None:
 
     file.write_bytes(gzip.compress(file.read_bytes()))
     with pytest.raises(DamagedError, match="is no archive of an artifact"):
-        other.import_file(file)
+        take(other, file)
 
 
 def survives(other: Cache, file: Path, data: bytes, artifact: Artifact) -> None:
     """Either nothing gets in, or all of it as it was."""
     file.write_bytes(data)
     try:
-        taken = other.import_file(file)
+        taken = take(other, file)
     except (DamagedError, IncompatibleError):
         assert is_empty(other)
     else:
