@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from fxc.cli import build, doctor, export, inspect, ls, prune, render, schema, sign, streams, take, verify, warm
+from fxc.cli import build, doctor, export, inspect, ls, prune, render, schema, sign, streams, take, verify, warm, why
 from fxc.convert import nearest
 from fxc.errors import FxcError, UsageError
 
@@ -35,6 +35,7 @@ VERBS = {
     "warm": warm,
     "ls": ls,
     "verify": verify,
+    "why": why,
     "prune": prune,
     "export": export,
     "import": take,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from fxc import refs
 from fxc.cli import progress, render, report, streams
+from fxc.cli import why as words
 from fxc.cli.options import (
     CacheDir,
     DpRank,
@@ -22,6 +26,7 @@ from fxc.cli.options import (
     WorldSize,
     check_rank,
 )
+from fxc.errors import CacheMissError, FxcError
 
 
 def run(
@@ -45,14 +50,33 @@ def run(
     from fxc.ready import warm
 
     with streams.result_only(), progress.observer(quiet=quiet, verbose=verbose) as observer:
-        result = warm(
-            ref, overrides=tuple(overrides or ()), level=level, jobs=jobs, require_hit=require_hit, run=not no_run,
-            verify_key=verify_key, rank=rank, world_size=world_size, dp_rank=dp_rank, cache_dir=cache_dir,
-            observer=observer,
-        )  # fmt: skip
+        options: dict[str, Any] = {"overrides": tuple(overrides or ()), "level": level, "cache_dir": cache_dir}
+        options |= {"rank": rank, "world_size": world_size, "dp_rank": dp_rank}
+        try:
+            result = warm(
+                ref,
+                jobs=jobs,
+                require_hit=require_hit,
+                run=not no_run,
+                verify_key=verify_key,
+                observer=observer,
+                **options,
+            )
+        except CacheMissError:
+            if not quiet and refs.is_spec(ref):
+                _say_why(Path(ref), verbose, options)
+            raise
     if not quiet:
         report.warmed(result)
     if json:
         render.json_object(result)
     else:
         streams.write(f"{result.hash}\n")
+
+
+def _say_why(path: Path, verbose: bool, options: dict[str, Any]) -> None:
+    """What can be told without a trace: a start-up script waits, and may not even have the model's packages."""
+    from fxc import why
+
+    with suppress(FxcError):
+        words.say(why.explain(path, trace=False, **options), verbose=verbose)

@@ -25,7 +25,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "cache",
         "_torch_run machine identity refs ops runtime",
         "host_compiler random_inputs scalars graph_text traced region partition stitch output graph_run _torch_build passes",
-        "models trace cases _worker pool prove rehearse piece_jobs lower plan pipeline ready",
+        "models trace cases _worker pool prove rehearse piece_jobs lower plan pipeline ready why",
         "cli",
         "__init__ __main__",
     )
