@@ -16,6 +16,7 @@
     staging/<random>/               what is being written; renamed into its place when whole
     staging/<random>.alive          locked as long as the process that writes there lives
     used/<hash>                     empty; its mtime is the last use of an artifact that lies in a read-only place
+    incoming/<sha256>               what a pull has fetched and checked so far
     scratch/<name>/                 compilers' own caches; nothing depends on them
 
 Directories 0700, files 0600. Nothing in `artifacts` and `binaries` is ever changed in place: a new directory is made
@@ -104,6 +105,10 @@ class Layout(msgspec.Struct, frozen=True):
     @property
     def used(self) -> Path:
         return self.root / "used"
+
+    @property
+    def incoming(self) -> Path:
+        return self.root / "incoming"
 
     @property
     def scratch(self) -> Path:

@@ -21,6 +21,8 @@ from fxc.cache.layout import Layout
 ALIVE = ".alive"
 
 
+PULLING = "pulling"
+"""Held while something is fetched into `incoming/`."""
 BUILDING = "building"
 """Shared by everything that uses binaries which no artifact refers to yet."""
 

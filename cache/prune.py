@@ -21,12 +21,12 @@ from fxc.cache.artifact import Artifact
 from fxc.cache.choice import Choice, Entry, Removal, Rules, choose
 from fxc.cache.files import io_errors
 from fxc.cache.layout import MANIFEST, Layout, prune_formats
-from fxc.cache.lock import BUILDING, leftovers, lock, staging, try_lock, use_of
+from fxc.cache.lock import BUILDING, PULLING, leftovers, lock, staging, try_lock, use_of
 from fxc.cache.publish import sweep
 from fxc.errors import FxcError
 from fxc.manifest import Manifest
 
-OWN_LOCKS = frozenset({"artifacts", "binaries", "index", "staging", BUILDING})
+OWN_LOCKS = frozenset({"artifacts", "binaries", "index", "staging", BUILDING, PULLING})
 
 
 class Pruned(msgspec.Struct, frozen=True):
@@ -64,6 +64,7 @@ def prune(layout: Layout, bases: Sequence[Layout], rules: Rules, dry_run: bool) 
         with lock(layout, "artifacts"), io_errors("remove", layout.artifacts):
             sweep(layout.artifacts, stage)
         binaries = _remove_binaries(layout, stage)
+    _drop_incoming(layout)
     _forget(layout, bases)
     _drop_locks(layout)
     stayed = {removal.hash for removal in choice.removals} - {removal.hash for removal in removed}
@@ -119,7 +120,14 @@ def _names(directory: Path) -> list[str]:
 
 def _leftovers(layout: Layout) -> int:
     with lock(layout, "staging"), io_errors("read", layout.staging):
-        return len(leftovers(layout))
+        return len(leftovers(layout)) + (bool(_names(layout.incoming)) and not _is_held(layout, PULLING))
+
+
+def _drop_incoming(layout: Layout) -> None:
+    """Remove what a pull that did not end has fetched."""
+    with try_lock(layout, PULLING) as alone, io_errors("remove", layout.incoming):
+        for name in _names(layout.incoming) if alone else ():
+            (layout.incoming / name).unlink(missing_ok=True)
 
 
 def _is_held(layout: Layout, name: str) -> bool:

@@ -17,7 +17,24 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from fxc.cli import build, doctor, export, inspect, ls, prune, render, schema, sign, streams, take, verify, warm, why
+from fxc.cli import (
+    build,
+    doctor,
+    export,
+    inspect,
+    ls,
+    prune,
+    pull,
+    push,
+    render,
+    schema,
+    sign,
+    streams,
+    take,
+    verify,
+    warm,
+    why,
+)
 from fxc.convert import nearest
 from fxc.errors import FxcError, UsageError
 
@@ -39,6 +56,8 @@ VERBS = {
     "prune": prune,
     "export": export,
     "import": take,
+    "push": push,
+    "pull": pull,
     "sign": sign,
     "schema": schema,
     "doctor": doctor,

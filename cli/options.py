@@ -45,6 +45,12 @@ VerifyKey = Annotated[
 ]
 
 
+RemoteOption = Annotated[
+    str | None,
+    typer.Option("--remote", metavar="URL", help="Remote cache, s3://..., gs://..., a folder; over FXC_REMOTE."),
+]
+
+
 def check_rank(rank: int | None, world_size: int | None) -> None:
     """Refuse a rank outside its world, as far as the command line says both.
 

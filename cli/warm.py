@@ -21,6 +21,7 @@ from fxc.cli.options import (
     Quiet,
     RankOption,
     Ref,
+    RemoteOption,
     Verbose,
     VerifyKey,
     WorldSize,
@@ -37,6 +38,7 @@ def run(
     require_hit: Annotated[bool, typer.Option("--require-hit", help="Exit 3 instead of building on a miss.")] = False,
     no_run: Annotated[bool, typer.Option("--no-run", help="Stop after loading.")] = False,
     verify_key: VerifyKey = None,
+    remote: RemoteOption = None,
     rank: RankOption = None,
     world_size: WorldSize = None,
     dp_rank: DpRank = None,
@@ -59,6 +61,7 @@ def run(
                 require_hit=require_hit,
                 run=not no_run,
                 verify_key=verify_key,
+                remote=remote,
                 observer=observer,
                 **options,
             )

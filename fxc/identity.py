@@ -10,7 +10,7 @@ import functools
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -67,28 +67,38 @@ def find(spec: Spec, directory: Path, place: Ranks, cache: Cache, *, compiler: b
     Args:
         compiler: whether it has to be what this machine's host compiler makes. A loader asks for none.
     """
-    target = machine.probe(spec.device, compiler=False)
-    direct = direct_key(spec, target, place)
-    return cache.lookup(
-        direct,
-        lambda source: source.digest if source.file == COMPILER and not compiler else digest_of(source, directory),
-    )
+    direct = direct_key(spec, machine.probe(spec.device, compiler=False), place)
+    return cache.lookup(direct, comparer(directory, compiler))
+
+
+def comparer(directory: Path, compiler: bool) -> Callable[[Source], str | None]:
+    """Gives what a source is now; with `compiler` false, any host compiler will do."""
+    return lambda source: source.digest if source.file == COMPILER and not compiler else digest_of(source, directory)
 
 
 def remember(cache: Cache, direct: str, manifest: Manifest) -> None:
     """Have `find` find this artifact while its sources, and the compiler, are what they are now. Where it is not known
     what some source was when it was traced, the next build has to trace again."""
+    if sources := index_sources(manifest):
+        cache.remember(direct, manifest.hash, sources)
+
+
+def index_sources(manifest: Manifest) -> tuple[Source, ...]:
+    """What an entry of the index has to be compared with; none where that is not known."""
     if not all(source.digest for source in manifest.sources):
-        return
-    compiler = Source(file=COMPILER, digest=key.digest(manifest.target.compiler))
-    cache.remember(direct, manifest.hash, (*manifest.sources, compiler))
+        return ()
+    return (*manifest.sources, Source(file=COMPILER, digest=key.digest(manifest.target.compiler)))
 
 
 def remember_all(cache: Cache, manifest: Manifest) -> None:
     """The same for an artifact that was built elsewhere, under the direct keys of its builds."""
-    for rank in manifest.ranks.values():
-        if rank.direct:
-            remember(cache, content_key(rank.direct), manifest)
+    for direct in direct_keys(manifest):
+        remember(cache, direct, manifest)
+
+
+def direct_keys(manifest: Manifest) -> list[str]:
+    """Those under which its ranks were built."""
+    return [content_key(rank.direct) for rank in manifest.ranks.values() if rank.direct]
 
 
 def sources(files: Iterable[Path], variables: Iterable[str], directory: Path, began: int) -> tuple[Source, ...]:

@@ -20,6 +20,7 @@ from fxc.errors import CacheIOError, CompileError, FxcError, SpecError, UsageErr
 from fxc.manifest import Manifest, PassReport, Proof, Unproved
 from fxc.progress import Observer
 from fxc.ranks import Ranks, ranks
+from fxc.share import Shared
 from fxc.spec import Spec, load_spec
 from fxc.target import Target
 
@@ -67,7 +68,8 @@ class BuildResult(msgspec.Struct, frozen=True):
 def build(
     path: str | Path, *, overrides: Iterable[str] = (), level: int | None = None, jobs: int | None = None,
     force: bool = False, prove: bool = True, rank: int | None = None, world_size: int | None = None,
-    dp_rank: int | None = None, cache_dir: str | Path | None = None, observer: Observer | None = None,
+    dp_rank: int | None = None, cache_dir: str | Path | None = None, remote: str | None = None,
+    observer: Observer | None = None,
 ) -> BuildResult:  # fmt: skip
     """Make the artifact for a model.yaml, or find it.
 
@@ -84,6 +86,7 @@ def build(
         force: compile even what is in the cache.
         prove: compare binaries with eager.
         rank: position in a distributed job; RANK and WORLD_SIZE by default.
+        remote: where to look for an artifact before it is compiled; FXC_REMOTE by default.
 
     Raises:
         SpecError: something is wrong with model.yaml or with what it names.
@@ -101,9 +104,13 @@ def build(
     found = None if force else identity.find(spec, directory, place, cache, compiler=True)
     if found is not None and (hit := _hit(cache, found, place, prove, {}, start)) is not None:
         return hit
+    shared = None if force else Shared.open(remote, cache, observer)
+    found = None if shared is None else shared.take_spec(spec, directory, place, compiler=True)
+    if found is not None and (hit := _hit(cache, found, place, prove, {}, start)) is not None:
+        return hit
     try:
         with cache.building():
-            return _miss(spec, directory, place, cache, count, force, prove, observer, start)
+            return _miss(spec, directory, place, cache, count, force, prove, shared, observer, start)
     except SpecError as error:  # found out while the model was looked up or constructed
         if str(path) in error.message:
             raise
@@ -111,8 +118,8 @@ def build(
 
 
 def _miss(
-    spec: Spec, directory: Path, place: Ranks, cache: Cache, jobs: int, force: bool, prove: bool, observer: Observer,
-    start: float,
+    spec: Spec, directory: Path, place: Ranks, cache: Cache, jobs: int, force: bool, prove: bool, shared: Shared | None,
+    observer: Observer, start: float,
 ) -> BuildResult:  # fmt: skip
     """Trace; then compile what the cache lacks, and publish."""
     from fxc.pool import Pool
@@ -132,7 +139,10 @@ def _miss(
         manifest = plan.manifest
         factors = identity.direct_factors(spec, target, place)
         direct = identity.content_key(factors)
-        if not force and (hit := _hit(cache, manifest.hash, place, prove, plan.seconds, start)) is not None:
+        hit = None if force else _hit(cache, manifest.hash, place, prove, plan.seconds, start)
+        if hit is None and shared is not None and shared.take(manifest.hash):
+            hit = _hit(cache, manifest.hash, place, prove, plan.seconds, start)
+        if hit is not None:
             with contextlib.suppress(CacheIOError):  # a read-only cache
                 identity.remember(cache, direct, manifest)
             return hit

@@ -18,7 +18,10 @@ from fxc.cache import Artifact, Cache, Trust
 from fxc.errors import CacheMissError, RunError
 from fxc.manifest import Input, Manifest, Weight
 from fxc.progress import Observer
+from fxc.ranks import ranks
 from fxc.shapes import Range, point_label, size_at
+from fxc.share import Shared
+from fxc.spec import load_spec
 
 if TYPE_CHECKING:
     import torch
@@ -48,8 +51,8 @@ class WarmResult(msgspec.Struct, frozen=True):
 def warm(
     ref: str | Path, *, overrides: Iterable[str] = (), level: int | None = None, jobs: int | None = None,
     require_hit: bool = False, run: bool = True, rank: int | None = None, world_size: int | None = None,
-    dp_rank: int | None = None, verify_key: Path | None = None, cache_dir: Path | None = None,
-    observer: Observer | None = None,
+    dp_rank: int | None = None, verify_key: Path | None = None, remote: str | None = None,
+    cache_dir: Path | None = None, observer: Observer | None = None,
 ) -> WarmResult:  # fmt: skip
     """Look up (or build) what `ref` names, check its digests, load it, and run one step per size and range.
 
@@ -58,6 +61,7 @@ def warm(
         require_hit: raise instead of building.
         run: False stops after loading.
         verify_key: a public key that it has to be signed with; what would be built here is not.
+        remote: where to look for what is not in the cache; FXC_REMOTE by default.
 
     Raises:
         CacheMissError: not in the cache, and `require_hit` or no model.yaml to build from.
@@ -69,10 +73,11 @@ def warm(
     options |= {"rank": rank, "world_size": world_size, "dp_rank": dp_rank}
     trust = Trust.of(os.environ, verify_key)
     with clock.phase("lookup"):
-        artifact = _look_up(ref, cache_dir, require_hit or bool(trust.keys), trust=trust, **options)
+        shared = Shared.open(remote, Cache.open(cache_dir), clock.observer, trust)
+        artifact = _look_up(ref, cache_dir, require_hit or bool(trust.keys), shared, trust=trust, **options)
     built = artifact is None
     if artifact is None:
-        artifact = _build(ref, cache_dir, clock.observer, jobs=jobs, **options)
+        artifact = _build(ref, cache_dir, clock.observer, jobs=jobs, remote=remote, **options)
     with clock.phase("verify"):
         artifact.verify()
     # Imports torch, as a server has long done: seconds that count to the total only.
@@ -129,14 +134,27 @@ def make_weight(weight: Weight, generator: torch.Generator) -> torch.Tensor:
     return made.to(dtype)
 
 
-def _look_up(ref: str | Path, cache_dir: Path | None, require_hit: bool, **options: Any) -> Artifact | None:
-    """None where it has to be built."""
+def _look_up(
+    ref: str | Path, cache_dir: Path | None, require_hit: bool, shared: Shared | None, **options: Any
+) -> Artifact | None:
+    """Here, then in the remote cache; None where it has to be built."""
     try:
         return refs.find(ref, cache_dir, use=True, **options)
     except CacheMissError:
+        if shared is not None and _take(ref, shared, options):
+            return refs.find(ref, cache_dir, use=True, **options)
         if require_hit or not refs.is_spec(ref):
             raise
         return None
+
+
+def _take(ref: str | Path, shared: Shared, options: Mapping[str, Any]) -> bool:
+    """Whether the remote cache had it."""
+    if refs.is_spec(ref):
+        spec = load_spec(Path(ref), options["overrides"], options["level"])
+        place = ranks(options["rank"], options["world_size"], options["dp_rank"])
+        return shared.take_spec(spec, Path(ref).resolve().parent, place) is not None
+    return shared.take_prefix(str(ref))
 
 
 def _build(ref: str | Path, cache_dir: Path | None, observer: Observer, **options: Any) -> Artifact:

@@ -23,7 +23,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "errors",
         "aside convert imports yaml_text shapes target ranks spec manifest progress",
         "cache",
-        "_torch_run machine identity refs ops runtime",
+        "_torch_run machine identity refs share ops runtime",
         "host_compiler random_inputs scalars graph_text traced region partition stitch output graph_run _torch_build passes",
         "models trace cases _worker pool prove rehearse piece_jobs lower plan pipeline ready why",
         "cli",
