@@ -235,7 +235,9 @@ class Remote(msgspec.Struct, frozen=True):
             path = self._path(name)
             try:
                 self.fs.pipe_file(path, data)
-            except FileNotFoundError:  # a file system with folders; object stores are not asked to make any
+            except FileNotFoundError:
+                if self._is_object_store:  # which would make a bucket
+                    raise
                 self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
                 self.fs.pipe_file(path, data)
             beat()
@@ -252,6 +254,11 @@ class Remote(msgspec.Struct, frozen=True):
             ) from None
 
     # Calls
+
+    @property
+    def _is_object_store(self) -> bool:
+        kinds = self.fs.protocol
+        return not EXTRAS.keys().isdisjoint((kinds,) if isinstance(kinds, str) else kinds)
 
     def _path(self, name: str) -> str:
         return f"{self.root}/{name}"
