@@ -11,12 +11,14 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from fxc.cache.files import io_errors
 from fxc.cache.layout import Layout
+from fxc.errors import CacheIOError
 
 ALIVE = ".alive"
 
@@ -44,6 +46,26 @@ def try_lock(layout: Layout, name: str) -> Iterator[bool]:
     """Hold the lock `name` if nobody else does; says whether it is held."""
     with _held(layout, name, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
         yield held
+
+
+@contextmanager
+def turn(layout: Layout, name: str, seconds: float, waiting: Callable[[], None]) -> Iterator[bool]:
+    """Hold the lock `name` as soon as it is free; go on without it after so many seconds, or where nothing can be
+    locked. Says whether it was waited for, and calls `waiting` once when it is."""
+    end, waited = time.monotonic() + seconds, False
+    while True:
+        with ExitStack() as stack:
+            try:
+                held = stack.enter_context(try_lock(layout, name))
+            except CacheIOError:
+                held = True
+            if held or time.monotonic() >= end:
+                yield waited
+                return
+        if not waited:
+            waiting()
+        waited = True
+        time.sleep(min(0.2, max(0.0, end - time.monotonic())))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from fxc.cache.artifact import Artifact
 from fxc.cache.choice import Rules
 from fxc.cache.files import io_errors, make_dirs
 from fxc.cache.layout import MANIFEST, Layout, base_dirs, cache_dir
-from fxc.cache.lock import BUILDING, Use, lock, share, staging, try_lock
+from fxc.cache.lock import BUILDING, Use, lock, share, staging, try_lock, turn
 from fxc.cache.prune import Pruned
 from fxc.cache.remote import Progress, Remote
 from fxc.cache.trust import Trust, check, check_cache
@@ -91,7 +91,7 @@ class Cache(msgspec.Struct, frozen=True):
             raise UsageError(f"{prefix!r} is not a hash: expected hexadecimal digits", "`fxc ls` lists the hashes")
         if len(prefix) < SHORTEST:
             raise UsageError(f"{prefix!r} is too short: expected at least {SHORTEST} digits of the hash")
-        found = [name for name in self._hashes() if name.startswith(prefix)]
+        found = self._hashes(prefix)
         if not found:
             places = ", ".join(str(layout.root) for layout in self.layouts)
             raise CacheMissError(f"no artifact {prefix} in {places}", "`fxc ls` lists what there is")
@@ -251,6 +251,10 @@ class Cache(msgspec.Struct, frozen=True):
                 held.enter_context(share(self.layout, BUILDING))
             yield
 
+    def turn(self, name: str, seconds: float, waiting: Callable[[], None]) -> AbstractContextManager[bool]:
+        """The same lock, waited for so long at most; `waiting` is called once if it has to be. Gives whether it was."""
+        return turn(self.layout, name, seconds, waiting)
+
     def staging(self) -> AbstractContextManager[Path]:
         """A private directory on the cache's file system, removed afterwards."""
         return staging(self.layout)
@@ -262,8 +266,8 @@ class Cache(msgspec.Struct, frozen=True):
             make_dirs(path)
         return path
 
-    def _hashes(self) -> builtins.list[str]:
-        return sorted({name for layout in self.layouts for name in _names(layout)})
+    def _hashes(self, prefix: str = "") -> builtins.list[str]:
+        return sorted({name for layout in self.layouts for name in _names(layout, prefix)})
 
     def _summary(self, hash: str) -> Summary | None:
         layout = next((layout for layout in self.layouts if index.has_artifact(layout, hash)), self.layout)
@@ -294,10 +298,11 @@ def _open(layout: Layout, hash: str) -> Artifact:
     return artifact
 
 
-def _names(layout: Layout) -> list[str]:
+def _names(layout: Layout, prefix: str) -> list[str]:
     with io_errors("read", layout.artifacts):
         try:
-            return [name for name in os.listdir(layout.artifacts) if (layout.artifacts / name / MANIFEST).is_file()]
+            names = [name for name in os.listdir(layout.artifacts) if name.startswith(prefix)]
+            return [name for name in names if (layout.artifacts / name / MANIFEST).is_file()]
         except FileNotFoundError:
             return []
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fxc import refs
-from fxc.cli import progress, render, report, streams
+from fxc.cli import amounts, progress, render, report, streams
 from fxc.cli import why as words
 from fxc.cli.options import (
     CacheDir,
@@ -39,6 +39,9 @@ def run(
     no_run: Annotated[bool, typer.Option("--no-run", help="Stop after loading.")] = False,
     verify_key: VerifyKey = None,
     remote: RemoteOption = None,
+    wait: Annotated[
+        str, typer.Option("--wait", metavar="1h", help="How long to wait for another process that builds the same.")
+    ] = "1h",
     rank: RankOption = None,
     world_size: WorldSize = None,
     dp_rank: DpRank = None,
@@ -62,6 +65,7 @@ def run(
                 run=not no_run,
                 verify_key=verify_key,
                 remote=remote,
+                wait=amounts.seconds(wait, "--wait"),
                 observer=observer,
                 **options,
             )

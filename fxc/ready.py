@@ -6,14 +6,14 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain, islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fxc import refs
+from fxc import identity, machine, refs
 from fxc.cache import Artifact, Cache, Trust
 from fxc.errors import CacheMissError, RunError
 from fxc.manifest import Input, Manifest, Weight
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     import torch
 
     from fxc.runtime.program import Program
+
+
+WAIT = 3600.0
+"""Seconds; a build takes minutes, and one that dies lets go at once."""
 
 
 class WarmResult(msgspec.Struct, frozen=True):
@@ -51,7 +55,7 @@ class WarmResult(msgspec.Struct, frozen=True):
 def warm(
     ref: str | Path, *, overrides: Iterable[str] = (), level: int | None = None, jobs: int | None = None,
     require_hit: bool = False, run: bool = True, rank: int | None = None, world_size: int | None = None,
-    dp_rank: int | None = None, verify_key: Path | None = None, remote: str | None = None,
+    dp_rank: int | None = None, verify_key: Path | None = None, remote: str | None = None, wait: float = WAIT,
     cache_dir: Path | None = None, observer: Observer | None = None,
 ) -> WarmResult:  # fmt: skip
     """Look up (or build) what `ref` names, check its digests, load it, and run one step per size and range.
@@ -62,6 +66,7 @@ def warm(
         run: False stops after loading.
         verify_key: a public key that it has to be signed with; what would be built here is not.
         remote: where to look for what is not in the cache; FXC_REMOTE by default.
+        wait: seconds to wait for another process of this machine that is building the same, before building it too.
 
     Raises:
         CacheMissError: not in the cache, and `require_hit` or no model.yaml to build from.
@@ -75,10 +80,13 @@ def warm(
     with clock.phase("lookup"):
         shared = Shared.open(remote, Cache.open(cache_dir), clock.observer, trust)
         artifact = _look_up(ref, cache_dir, require_hit or bool(trust.keys), shared, trust=trust, **options)
-    built = artifact is None
+    built = False
     if artifact is None:
-        artifact = _build(ref, cache_dir, clock.observer, jobs=jobs, remote=remote, **options)
-    with clock.phase("verify"):
+        with _turn(ref, cache_dir, wait, clock.observer, options) as waited:
+            artifact = _look_up(ref, cache_dir, False, None, trust=trust, **options) if waited else None
+            if built := artifact is None:
+                artifact = _build(ref, cache_dir, clock.observer, jobs=jobs, remote=remote, **options)
+    with artifact.use(), clock.phase("verify"):
         artifact.verify()
     # Imports torch, as a server has long done: seconds that count to the total only.
     from fxc.runtime import custom_ops, loader
@@ -146,6 +154,17 @@ def _look_up(
         if require_hit or not refs.is_spec(ref):
             raise
         return None
+
+
+def _turn(
+    ref: str | Path, cache_dir: Path | None, wait: float, observer: Observer, options: Mapping[str, Any]
+) -> AbstractContextManager[bool]:
+    """One build of the same model.yaml at a time on this machine. Says whether another one was waited for."""
+    spec = load_spec(Path(ref), options["overrides"], options["level"])
+    place = ranks(options["rank"], options["world_size"], options["dp_rank"])
+    direct = identity.direct_key(spec, machine.probe(spec.device, compiler=False), place)
+    words = f"another process is building {ref}: waiting for it, {wait:.0f} s at most"
+    return Cache.open(cache_dir).turn(f"warm.{direct}", wait, lambda: observer.note(words))
 
 
 def _take(ref: str | Path, shared: Shared, options: Mapping[str, Any]) -> bool:
