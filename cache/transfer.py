@@ -27,7 +27,7 @@ class Patience(msgspec.Struct, frozen=True):
     that a hundred machines do not come back at once."""
     stall: float = 30.0
     """Seconds without a sign of life after which a call is given up."""
-    parallel: int = 8
+    parallel: int = 16
 
 
 class StalledError(OSError):

@@ -24,7 +24,7 @@ class Faults:
         self.open = threading.Event()
 
     def plan(self, call: str, *faults: Any) -> None:
-        """Next calls of `open`, `pipe_file`, `info`, `cat_file`, `ls`: an exception to raise, "stall", "cut"."""
+        """Next calls of `pipe_file`, `info`, `ls`, `cat_file` (`blob` for contents): an exception to raise, "stall", "cut"."""
         self.planned[call] = [*faults]
 
     def next(self, call: str) -> Any:
@@ -59,9 +59,9 @@ class FaultyFileSystem(LocalFileSystem):
         return super().ls(path, detail=detail, **options)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> Any:
-        fault = FAULTS.next("cat_file")
+        fault = FAULTS.next("blob" if "/blobs/" in path else "cat_file")
         with open(self._strip_protocol(path), "rb") as file:
-            data = file.read()
+            data = file.read()[start:end]
         return data[: len(data) // 2] if fault == "cut" else data
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> Any:
@@ -71,15 +71,6 @@ class FaultyFileSystem(LocalFileSystem):
         FAULTS.written.append(str(path))
         if fault == "cut and fail":
             raise ConnectionError("reset by peer")
-
-    def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
-        fault = FAULTS.next("open")
-        if fault == "cut":
-            with open(self._strip_protocol(path), "rb") as file:
-                data = file.read()
-            fsspec.filesystem("memory").pipe_file("/cut", data[: len(data) // 2])
-            return fsspec.filesystem("memory").open("/cut", "rb")
-        return open(self._strip_protocol(path), mode)
 
 
 fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)

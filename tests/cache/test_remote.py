@@ -223,9 +223,9 @@ def test_pushing_in_bad_weather(artifact: Artifact, other: Cache, faulty: Remote
 @pytest.mark.parametrize(
     ("call", "faults"),
     [
-        ("open", [ERROR, ERROR, ERROR]),
-        ("open", ["cut", "cut", "cut"]),
-        ("open", ["stall", "stall"]),
+        ("blob", [ERROR, ERROR, ERROR]),
+        ("blob", ["cut", "cut", "cut"]),
+        ("blob", ["stall", "stall"]),
         ("cat_file", [ERROR, "cut"]),
         ("cat_file", ["stall"]),
     ],
@@ -249,7 +249,7 @@ def test_given_up_and_gone_on_with(artifact: Artifact, other: Cache, faulty: Rem
     FAULTS.clear()
     sent = push(one, artifact)
     assert 0 < sent < size(artifact)
-    FAULTS.plan("open", None, *[ERROR] * 9)
+    FAULTS.plan("blob", None, *[ERROR] * 9)
     with pytest.raises(CacheIOError, match="cannot read blobs/.*reset by peer"):
         pull(other, one)
     assert other.list() == []
@@ -269,7 +269,7 @@ def test_the_manifest_comes_last(artifact: Artifact, faulty: Remote) -> None:
 def test_leftovers_are_pruned(artifact: Artifact, other: Cache, faulty: Remote) -> None:
     push(faulty, artifact)
     one = msgspec.structs.replace(faulty, patience=msgspec.structs.replace(QUICK, parallel=1))
-    FAULTS.plan("open", None, *[ERROR] * 40)
+    FAULTS.plan("blob", None, *[ERROR] * 40)
     with pytest.raises(CacheIOError):
         pull(other, one)
     assert other.prune(Rules(), dry_run=True).staging == 1
@@ -302,7 +302,7 @@ def test_several_pull_at_once(artifact: Artifact, other: Cache, faulty: Remote) 
     for thread in threads:
         thread.join()
     assert results == [4] * 4
-    assert FAULTS.calls["open"] == 3  # different contents
+    assert FAULTS.calls["blob"] == 3  # different contents
 
 
 def test_addresses() -> None:
@@ -312,3 +312,17 @@ def test_addresses() -> None:
         with pytest.raises(UsageError) as caught:
             Remote.open("s3://bucket/fxc")
         assert caught.value.hint == "pip install 'fxc[s3]'"
+
+
+def test_large_contents_come_in_several_requests(
+    cache: Cache, other: Cache, faulty: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fxc.cache import remote
+
+    monkeypatch.setattr(remote, "CHUNK", 1000)
+    files: dict[str, bytes | Path] = {"large": bytes(range(250)) * 10, "empty": b"", "whole": b"x" * 2000}
+    push(faulty, cache.publish(make_manifest(), "rank_0_0", files, []))
+    FAULTS.plan("blob", None, "cut", ERROR)
+    taken, moved = pull(other, faulty)
+    assert (moved, taken.verify()) == (4500, 3)
+    assert 5 < FAULTS.calls["blob"] <= 5 + 2 * 3  # three and two, and what was asked for again
