@@ -120,7 +120,7 @@ def test_what_nothing_refers_to(filled: Cache, store: Callable[..., str]) -> Non
     assert names(filled.root / "index") == ["ab.json"]
     assert not older.exists()
     assert {name for name in names(filled.root / "locks") if not name.startswith("use.")} <= {
-        "artifacts.lock", "binaries.lock", "building.lock", "index.lock", "staging.lock",
+        "artifacts.lock", "binaries.lock", "building.lock", "index.lock", "pulling.lock", "staging.lock",
     }  # fmt: skip
 
 
