@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -12,7 +12,8 @@ import msgspec
 
 from fxc.cache import key
 from fxc.cache.files import io_errors
-from fxc.cache.layout import MANIFEST
+from fxc.cache.layout import MANIFEST, SIGNATURE
+from fxc.cache.lock import Use
 from fxc.errors import CacheMissError, DamagedError, FxcError, IncompatibleError
 from fxc.manifest import FORMAT, File, Manifest, decode
 
@@ -25,6 +26,10 @@ class Artifact(msgspec.Struct, frozen=True):
 
     path: Path
     manifest: Manifest
+    data: bytes
+    """Those of manifest.json."""
+    signature: bytes = b""
+    """Those of manifest.sig, if it is there."""
 
     @classmethod
     def open(cls, path: Path) -> Artifact:
@@ -40,9 +45,9 @@ class Artifact(msgspec.Struct, frozen=True):
         )
         with reading(where, absent):
             data = where.read_bytes()
-        _check_format(data, where)
+        check_format(data, where)
         manifest = decode(data, str(where))
-        return cls(path, manifest)
+        return cls(path, manifest, data, _signature(path / SIGNATURE))
 
     def rank_dir(self, rank: int = 0, data_parallel_rank: int = 0) -> str:
         """Name of a rank's directory."""
@@ -54,6 +59,18 @@ class Artifact(msgspec.Struct, frozen=True):
                 f"build it with --rank {rank} --dp-rank {data_parallel_rank}",
             )
         return name
+
+    def use(self) -> Use:
+        """Keep it from being pruned from now on.
+
+        Raises:
+            CacheMissError: it was pruned before.
+        """
+        use = Use(self.path)
+        if not (self.path / MANIFEST).is_file():
+            use.close()
+            raise CacheMissError(f"artifact {self.manifest.hash} was removed just now", "run `fxc build` again")
+        return use
 
     def read(self, name: str) -> bytes:
         """The bytes of a listed file, `rank_0_0/transformed_code.py`: the very ones that were checked.
@@ -89,10 +106,17 @@ class Artifact(msgspec.Struct, frozen=True):
         return now._intact(name, reader)
 
 
+def _signature(path: Path) -> bytes:
+    with io_errors("read", path), suppress(FileNotFoundError):
+        return path.read_bytes()
+    return b""
+
+
 def is_safe(name: str) -> bool:
-    """Whether a listed name stays inside its directory."""
+    """Whether a listed name stays inside its directory, and is written as plainly as it can be."""
     path = PurePosixPath(name)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+    plain = bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+    return plain and str(path) == name
 
 
 def check_file(path: Path, expected: File) -> None:
@@ -143,7 +167,7 @@ class _Format(msgspec.Struct):
     format: int
 
 
-def _check_format(data: bytes, where: Path) -> None:
+def check_format(data: bytes, where: Path) -> None:
     """Another version of fxc may have written other fields: say that, not that they are unknown."""
     try:
         found = msgspec.json.decode(data, type=_Format).format

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,8 +41,9 @@ def load(layout: Layout, key: str) -> Record:
         raise DamagedError(f"{path} is damaged: {error}", "run `fxc build` again") from None
 
 
-def find(layout: Layout, key: str) -> Binary | None:
-    """The binary's record if all of its files are intact. What is damaged is removed, so that it is compiled again."""
+def find(layout: Layout, bases: Sequence[Layout], key: str) -> Binary | None:
+    """The binary's record if all of its files are intact in one of the places. What is damaged in `layout` is removed,
+    so that it is compiled again; nothing in the others is."""
     found = _intact(layout, key)
     place = layout.binaries / key
     if found is None and place.exists():
@@ -51,17 +52,43 @@ def find(layout: Layout, key: str) -> Binary | None:
             if found is None and place.exists():
                 with io_errors("remove", place):
                     place.rename(stage / key)
+    for base in bases:
+        found = found or _intact(base, key)
     return found.binary if found else None
 
 
-def store(layout: Layout, key: str, sources: Mapping[str, Path], binary: Binary, force: bool) -> None:
+def files(layout: Layout, bases: Sequence[Layout], key: str) -> list[Path]:
+    """Its files, in the first place where they are intact.
+
+    Raises:
+        CacheMissError, DamagedError: as `load` in `layout`, where they are intact in none.
+    """
+    place = next((place for place in (layout, *bases) if _intact(place, key)), layout)
+    return [place.binaries / key / name for name in sorted(load(place, key).files)]
+
+
+def adopt(layout: Layout, bases: Sequence[Layout], key: str) -> None:
+    """Copy a binary that only a base has, so that it can be linked: a base may lie on another file system, and not even
+    the number of links of its files is changed."""
+    if (layout.binaries / key / RECORD).is_file():
+        return
+    for base in bases:
+        if (record := _intact(base, key)) is not None:
+            store(layout, key, {name: base.binaries / key / name for name in record.files}, record.binary, False)
+            return
+
+
+def store(
+    layout: Layout, key: str, sources: Mapping[str, Path], binary: Binary, force: bool,
+    take: Callable[[Path, Path], None] = copy_file,
+) -> None:  # fmt: skip
     """Take in the files of a compiled piece; an intact one that is there already stays, unless `force`."""
     with staging(layout) as stage:
         new = stage / key
         with io_errors("write", layout.binaries / key):
             new.mkdir(mode=0o700)
             for name, source in sources.items():
-                copy_file(source, new / name)
+                take(source, new / name)
             files = {name: measure(new / name) for name in sources}
             write_file(new / RECORD, seal(msgspec.json.encode(Record(binary, files))))
         if files[f"{key}.so"].sha256 != binary.sha256:

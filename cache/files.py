@@ -6,7 +6,7 @@ import ctypes
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,8 +46,13 @@ def make_dirs(path: Path) -> None:
 
 def write_file(path: Path, data: bytes) -> None:
     """Write a new file, 0600, through to the disk."""
+    write_chunks(path, (data,))
+
+
+def write_chunks(path: Path, chunks: Iterable[bytes]) -> None:
+    """The same, piece by piece."""
     with _create(path) as fd, os.fdopen(fd, "wb", closefd=False) as file:
-        file.write(data)
+        file.writelines(chunks)
         file.flush()
         os.fsync(fd)
 

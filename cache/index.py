@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -29,20 +30,31 @@ class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entries: tuple[Entry, ...] = ()
 
 
-def lookup(layout: Layout, direct_key: str, digest_of: Callable[[Source], str | None]) -> str | None:
-    """Hash of the first artifact that is there and whose sources all have the digests they had."""
+def lookup(layouts: Sequence[Layout], direct_key: str, digest_of: Callable[[Source], str | None]) -> str | None:
+    """Hash of the first artifact that is there and whose sources all have the digests they had. Entries of all places
+    count, and so do artifacts: an entry may stand in one place and its artifact in another."""
     now: dict[str, str | None] = {}
-    for entry in _load(layout, direct_key).entries:
+    for entry in chain.from_iterable(_load(layout, direct_key).entries for layout in layouts):
         for source in entry.sources:
             if source.file not in now:
                 now[source.file] = digest_of(source)
             if now[source.file] != source.digest:
                 break
         else:
-            with io_errors("read", layout.artifacts):
-                if (layout.artifacts / entry.hash / MANIFEST).is_file():
-                    return entry.hash
+            if any(has_artifact(layout, entry.hash) for layout in layouts):
+                return entry.hash
     return None
+
+
+def hashes(layout: Layout, direct_key: str) -> list[str]:
+    """All that a direct key stood for, newest first."""
+    return [entry.hash for entry in _load(layout, direct_key).entries]
+
+
+def has_artifact(layout: Layout, hash: str) -> bool:
+    """Whether a manifest is there, readable or not."""
+    with io_errors("read", layout.artifacts):
+        return (layout.artifacts / hash / MANIFEST).is_file()
 
 
 def remember(layout: Layout, direct_key: str, hash: str, sources: Iterable[Source]) -> None:

@@ -4,6 +4,7 @@
   v1/                               the format; a change is a new folder, older ones are pruned
     artifacts/<hash>/
       manifest.json                 without it the directory is not an artifact; its mtime is the artifact's last use
+      manifest.sig                  a signature over its bytes, if somebody signed it
       rank_<r>_<d>/                 transformed_code.py, computation_graph.py, constants.safetensors
         inductor/                   hard links into binaries/
     binaries/<key>/
@@ -11,8 +12,11 @@
       <key>.so  <key>.json          the compiled piece; the second where it calls custom ops
     index/<direct key>.json         which artifacts a direct key stands for, and for which source files
     locks/<name>.lock               held through flock: the kernel lets go of those of a dead process
+    locks/use.<hash>.lock           shared by whoever uses an artifact, held alone by whoever removes it
     staging/<random>/               what is being written; renamed into its place when whole
     staging/<random>.alive          locked as long as the process that writes there lives
+    used/<hash>                     empty; its mtime is the last use of an artifact that lies in a read-only place
+    incoming/<sha256>               what a pull has fetched and checked so far
     scratch/<name>/                 compilers' own caches; nothing depends on them
 
 Directories 0700, files 0600. Nothing in `artifacts` and `binaries` is ever changed in place: a new directory is made
@@ -30,10 +34,11 @@ from pathlib import Path
 import msgspec
 
 from fxc.cache.files import make_dirs, sync_dir
-from fxc.errors import CacheIOError
+from fxc.errors import CacheIOError, UsageError
 from fxc.manifest import FORMAT
 
 MANIFEST = "manifest.json"
+SIGNATURE = "manifest.sig"
 RECORD = "record.json"
 INDUCTOR = "inductor"
 
@@ -54,6 +59,22 @@ def cache_dir(directory: Path | None, environ: Mapping[str, str]) -> Path:
     if not there.is_dir():
         raise CacheIOError(f"the cache cannot be {path}: {there} is not a directory", "choose another place")
     return path
+
+
+def base_dirs(environ: Mapping[str, str]) -> list[Path]:
+    """The read-only places in FXC_CACHE_PATH, in order: absolute paths with colons between.
+
+    Raises:
+        UsageError: one is not absolute; what it means would depend on where a server was started.
+    """
+    found: list[Path] = []
+    for name in filter(None, environ.get("FXC_CACHE_PATH", "").split(":")):
+        path = Path(os.path.abspath(os.path.expanduser(name)))
+        if not os.path.isabs(os.path.expanduser(name)):
+            raise UsageError(f"FXC_CACHE_PATH names {name!r}, which is not absolute", f"write {path}")
+        if path not in found:
+            found.append(path)
+    return found
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -82,6 +103,14 @@ class Layout(msgspec.Struct, frozen=True):
         return self.root / "staging"
 
     @property
+    def used(self) -> Path:
+        return self.root / "used"
+
+    @property
+    def incoming(self) -> Path:
+        return self.root / "incoming"
+
+    @property
     def scratch(self) -> Path:
         return self.root / "scratch"
 
@@ -93,13 +122,13 @@ class Layout(msgspec.Struct, frozen=True):
         folders = (self.artifacts, self.binaries, self.index, self.locks, self.staging)
         if all(path.is_dir() for path in folders):
             return
-        _prune(self.root.parent)
+        prune_formats(self.root.parent)
         for path in folders:
             make_dirs(path)
         sync_dir(self.root)
 
 
-def _prune(directory: Path) -> None:
+def prune_formats(directory: Path) -> None:
     """Remove folders of older formats; only what looks like ours, since the user may have named any directory."""
     if not directory.is_dir():
         return

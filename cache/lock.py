@@ -11,84 +11,175 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from fxc.cache.files import io_errors
 from fxc.cache.layout import Layout
+from fxc.errors import CacheIOError
 
 ALIVE = ".alive"
+
+
+PULLING = "pulling"
+"""Held while something is fetched into `incoming/`."""
+BUILDING = "building"
+"""Shared by everything that uses binaries which no artifact refers to yet."""
+
+
+def use_of(hash: str) -> str:
+    """Name of the lock that whoever uses an artifact shares, and who removes it holds alone."""
+    return f"use.{hash}"
 
 
 @contextmanager
 def lock(layout: Layout, name: str) -> Iterator[None]:
     """Hold the lock `name` alone among threads and processes; waits for it."""
-    with _opened(layout, name) as fd:
-        with io_errors("lock", layout.lock(name)):
-            fcntl.flock(fd, fcntl.LOCK_EX)
+    with _held(layout, name, fcntl.LOCK_EX):
         yield
 
 
 @contextmanager
 def try_lock(layout: Layout, name: str) -> Iterator[bool]:
     """Hold the lock `name` if nobody else does; says whether it is held."""
-    with _opened(layout, name) as fd:
-        held = True
-        with io_errors("lock", layout.lock(name)):
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                held = False
+    with _held(layout, name, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
         yield held
 
 
 @contextmanager
-def _opened(layout: Layout, name: str) -> Iterator[int]:
-    """The lock's file; closing it lets go."""
-    with io_errors("lock", layout.lock(name)):
+def turn(layout: Layout, name: str, seconds: float, waiting: Callable[[], None]) -> Iterator[bool]:
+    """Hold the lock `name` as soon as it is free; go on without it after so many seconds, or where nothing can be
+    locked. Says whether it was waited for, and calls `waiting` once when it is."""
+    end, waited = time.monotonic() + seconds, False
+    while True:
+        with ExitStack() as stack:
+            try:
+                held = stack.enter_context(try_lock(layout, name))
+            except CacheIOError:
+                held = True
+            if held or time.monotonic() >= end:
+                yield waited
+                return
+        if not waited:
+            waiting()
+        waited = True
+        time.sleep(min(0.2, max(0.0, end - time.monotonic())))
+
+
+@contextmanager
+def share(layout: Layout, name: str) -> Iterator[None]:
+    """Share the lock `name` with others that share it; waits for who holds it alone."""
+    with _held(layout, name, fcntl.LOCK_SH):
+        yield
+
+
+@contextmanager
+def _held(layout: Layout, name: str, how: int) -> Iterator[bool]:
+    path = layout.lock(name)
+    with io_errors("lock", path):
         layout.prepare()
-        fd = os.open(layout.lock(name), os.O_RDWR | os.O_CREAT, 0o600)
+        fd = _flock(path, os.O_RDWR | os.O_CREAT, how)
     try:
-        yield fd
+        yield fd is not None
     finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def _flock(path: Path, flags: int, how: int) -> int | None:
+    """A descriptor through which the lock is held; None where it is not to be waited for. Tried again where `prune`
+    removed the file meanwhile: others would lock another one of that name."""
+    while True:
+        fd = os.open(path, flags, 0o600)
+        try:
+            fcntl.flock(fd, how)
+            if _is_at(fd, path):
+                return fd
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except BaseException:
+            os.close(fd)
+            raise
         os.close(fd)
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+class Use:
+    """Keeps an artifact from being pruned until it is closed or forgotten, or the process ends."""
+
+    def __init__(self, artifact: Path) -> None:
+        """Reads, never writes: publishing has made the lock's file. Where there is none, as beside a copy of an
+        artifact, or where locks are refused, nothing is held: whoever prunes must not reach there."""
+        self._fd: int | None = None
+        place = Path(os.path.realpath(artifact))
+        with suppress(OSError):
+            path = Layout(place.parent.parent).lock(use_of(place.name))
+            self._fd = _flock(path, os.O_RDONLY, fcntl.LOCK_SH)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+    def __enter__(self) -> Use:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 @contextmanager
 def staging(layout: Layout) -> Iterator[Path]:
     """A private directory on the cache's own file system; removed afterwards, as are those of dead processes."""
     with lock(layout, "staging"), io_errors("write", layout.staging):
-        _sweep(layout.staging)  # under the lock: sees no directory whose `.alive` is not held yet
+        for left in leftovers(layout):  # under the lock: sees no directory whose `.alive` is not held yet
+            _remove(left, _alive(left))
         path = Path(tempfile.mkdtemp(dir=layout.staging))
-        alive = path.with_name(path.name + ALIVE)
-        fd = os.open(alive, os.O_RDWR | os.O_CREAT, 0o600)
+        fd = os.open(_alive(path), os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
     try:
         yield path
     finally:
-        _remove(path, alive)
+        _remove(path, _alive(path))
         os.close(fd)
 
 
-def _sweep(directory: Path) -> None:
-    """Remove staging directories whose process is dead. Called under the lock `staging`."""
-    for name in {entry.name.removesuffix(ALIVE) for entry in directory.iterdir()}:
-        path, alive = directory / name, directory / (name + ALIVE)
-        try:
-            fd = os.open(alive, os.O_RDWR)
-        except FileNotFoundError:  # killed before it was made, or after it was removed
-            _remove(path, alive)
-            continue
-        except OSError:
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(path, alive)
-        except OSError:  # alive
-            continue
-        finally:
-            os.close(fd)
+def leftovers(layout: Layout) -> list[Path]:
+    """Staging directories whose process is dead. Called under the lock `staging`."""
+    names = {entry.name.removesuffix(ALIVE) for entry in layout.staging.iterdir()}
+    return [layout.staging / name for name in sorted(names) if _is_dead(layout.staging / name)]
+
+
+def _is_dead(path: Path) -> bool:
+    try:
+        fd = os.open(_alive(path), os.O_RDWR)
+    except FileNotFoundError:  # killed before it was made, or after it was removed
+        return True
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _alive(path: Path) -> Path:
+    return path.with_name(path.name + ALIVE)
 
 
 def _remove(path: Path, alive: Path) -> None:

@@ -5,54 +5,104 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from fxc.cache import binaries as store
+from fxc.cache import signing
 from fxc.cache.artifact import MEND, Artifact, is_safe
-from fxc.cache.files import copy_file, install, io_errors, link_file, make_dirs, write_file
-from fxc.cache.layout import INDUCTOR, MANIFEST, Layout
-from fxc.cache.lock import lock, staging
+from fxc.cache.files import copy_file, install, io_errors, link_file, make_dirs, sync_dir, write_file
+from fxc.cache.layout import INDUCTOR, MANIFEST, SIGNATURE, Layout
+from fxc.cache.lock import lock, share, staging, use_of
 from fxc.errors import CacheMissError, DamagedError, FxcError, IncompatibleError, UsageError
-from fxc.manifest import File, Manifest, Rank, encode
+from fxc.manifest import Factor, File, Manifest, Rank, encode
 
 Files = Mapping[str, bytes | Path]
 
 
 def publish(
-    layout: Layout, manifest: Manifest, rank_dir: str, files: Files, binaries: Iterable[str], world_size: int
+    layout: Layout, bases: Sequence[Layout], manifest: Manifest, rank: Rank, files: Files, binaries: Iterable[str]
 ) -> Artifact:
     """Make the artifact, or add or replace a rank of one that is there; its other ranks stay.
 
     Readers see the old state or the new one, and so does whoever comes after a crash. A reader in the middle of the old
-    one finds equal files: texts follow from the content key, and binaries come from the store.
+    one finds equal files: texts follow from the content key, and binaries come from the store. What `bases` have of it,
+    binaries and other ranks, is copied first.
     """
-    rank = _rank(rank_dir, world_size)
+    rank_dir = f"rank_{rank.rank}_{rank.data_parallel_rank}"
     place = layout.artifacts / manifest.hash
     with staging(layout) as stage:
         new = stage / manifest.hash
         with io_errors("write", place):
             make_dirs(new / rank_dir / INDUCTOR)
-            listed = _write(new / rank_dir, files) | _link(layout, new / rank_dir / INDUCTOR, binaries)
+            listed = _write(new / rank_dir, files) | _link(layout, bases, new / rank_dir / INDUCTOR, binaries)
         listed = {f"{rank_dir}/{name}": entry for name, entry in sorted(listed.items())}
         ranks = {rank_dir: msgspec.structs.replace(rank, files=listed)}
-        with lock(layout, "artifacts"), io_errors("write", place):
-            _sweep(layout.artifacts, stage)
-            ranks |= _keep_others(place, new, rank_dir)
-            complete = msgspec.structs.replace(manifest, ranks=dict(sorted(ranks.items())))
-            write_file(new / MANIFEST, encode(complete))
-            install(new, place)
-    return Artifact(place, complete)
+        return _install(layout, bases, msgspec.structs.replace(manifest, ranks=ranks), new, stage)
 
 
-def _rank(name: str, world_size: int) -> Rank:
-    match = re.fullmatch(r"rank_(\d+)_(\d+)", name)
+def adopt(layout: Layout, found: Artifact, stage: Path) -> Artifact:
+    """Take in an artifact from elsewhere, which lies in the staging directory `stage`, every file of it checked. Its
+    binaries are shared with others, like those that were compiled here."""
+    place = layout.artifacts / found.manifest.hash
+    with io_errors("write", place):
+        for key, binary in found.manifest.binaries.items():
+            names = {f"{key}.so", f"{key}.json"}
+            listed = {name.rpartition("/")[2]: name for rank in found.manifest.ranks.values() for name in rank.files}
+            sources = {name: found.path / listed[name] for name in names & listed.keys()}
+            if f"{key}.so" in sources:
+                store.store(layout, key, sources, binary, False, take=link_file)
+    return _install(layout, (), found.manifest, found.path, stage, found)
+
+
+def new_rank(name: str, world_size: int, direct: Iterable[Factor] = ()) -> Rank:
+    """The record of a rank, no files in it yet."""
+    match = re.fullmatch(r"rank_(0|[1-9]\d*)_(0|[1-9]\d*)", name)
     if not match:
         raise UsageError(f"rank directory {name!r}: expected rank_<r>_<d>")
-    return Rank(rank=int(match[1]), data_parallel_rank=int(match[2]), world_size=world_size, files={})
+    return Rank(
+        rank=int(match[1]), data_parallel_rank=int(match[2]), world_size=world_size, files={}, direct=tuple(direct)
+    )
+
+
+def _install(
+    layout: Layout, bases: Sequence[Layout], manifest: Manifest, new: Path, stage: Path, found: Artifact | None = None
+) -> Artifact:
+    """Add the ranks that are there already, write the manifest, and put `new` in its place. The manifest of an artifact
+    that was `found` elsewhere is written as it was, if no rank is added; to one that is signed none is."""
+    place = layout.artifacts / manifest.hash
+    # In this order, as prune takes them: whoever prunes this artifact is waited for.
+    with share(layout, use_of(manifest.hash)), lock(layout, "artifacts"), io_errors("write", place):
+        sweep(layout.artifacts, stage)
+        ranks = {**manifest.ranks}
+        if found is None or not found.signature:
+            ranks |= _keep_others(place, new, manifest, ranks, link_file)
+        for base in bases:
+            ranks |= _keep_others(base.artifacts / manifest.hash, new, manifest, ranks, copy_file)
+        if found is None or len(ranks) > len(manifest.ranks):
+            manifest = msgspec.structs.replace(manifest, ranks=dict(sorted(ranks.items())))
+            found = Artifact(place, manifest, encode(manifest))
+        write_file(new / MANIFEST, found.data)
+        if found.signature:
+            write_file(new / SIGNATURE, found.signature)
+        install(new, place)
+    return msgspec.structs.replace(found, path=place)
+
+
+def sign(artifact: Artifact, key: Path, stage: Path) -> Artifact:
+    """Put a signature beside the manifest, in one step. Called under the lock `artifacts`."""
+    now = Artifact.open(artifact.path)
+    if now.data != artifact.data:
+        raise DamagedError(f"{artifact.path} was replaced while it was checked", "sign it again")
+    signed = msgspec.structs.replace(now, signature=signing.sign(now.data, key))
+    with io_errors("write", artifact.path / SIGNATURE):
+        write_file(stage / SIGNATURE, signed.signature)
+        os.replace(stage / SIGNATURE, artifact.path / SIGNATURE)
+        sync_dir(artifact.path)
+    return signed
 
 
 def _write(directory: Path, files: Files) -> dict[str, File]:
@@ -67,9 +117,10 @@ def _write(directory: Path, files: Files) -> dict[str, File]:
     return {name: store.measure(directory / name) for name in files}
 
 
-def _link(layout: Layout, directory: Path, binaries: Iterable[str]) -> dict[str, File]:
+def _link(layout: Layout, bases: Sequence[Layout], directory: Path, binaries: Iterable[str]) -> dict[str, File]:
     listed: dict[str, File] = {}
     for key in dict.fromkeys(binaries):
+        store.adopt(layout, bases, key)
         for name, expected in store.load(layout, key).files.items():
             with suppress(FileNotFoundError):
                 link_file(layout.binaries / key / name, directory / name)
@@ -79,21 +130,26 @@ def _link(layout: Layout, directory: Path, binaries: Iterable[str]) -> dict[str,
     return listed
 
 
-def _keep_others(place: Path, new: Path, rank_dir: str) -> dict[str, Rank]:
-    """Link the other ranks' files of the artifact at `place` into the new one; what is damaged stays so."""
+def _keep_others(
+    place: Path, new: Path, manifest: Manifest, taken: Container[str], take: Callable[[Path, Path], None]
+) -> dict[str, Rank]:
+    """Link or copy the files of the ranks that are not `taken` from the artifact at `place` into the new one; what is
+    damaged stays so. A direct key of theirs is kept where it goes with the sources of the new manifest."""
     try:
-        old = Artifact.open(place).manifest.ranks
+        old = Artifact.open(place).manifest
     except (CacheMissError, DamagedError, IncompatibleError):
         return {}
-    others = {name: rank for name, rank in old.items() if name != rank_dir}
+    others = {name: rank for name, rank in old.ranks.items() if name not in taken}
+    if old.sources != manifest.sources:
+        others = {name: msgspec.structs.replace(rank, direct=()) for name, rank in others.items()}
     for name in (name for rank in others.values() for name in rank.files):
         make_dirs((new / name).parent)
         with suppress(FileNotFoundError):
-            link_file(place / name, new / name)
+            take(place / name, new / name)
     return others
 
 
-def _sweep(artifacts: Path, stage: Path) -> None:
+def sweep(artifacts: Path, stage: Path) -> None:
     """Remove directories without a manifest, which are no artifacts; a young one may be copied in just now."""
     for path in artifacts.iterdir():
         if not (path / MANIFEST).exists() and time.time() - path.stat().st_mtime > 3600:

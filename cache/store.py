@@ -5,21 +5,25 @@ from __future__ import annotations
 import builtins
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
 import msgspec
 
+from fxc.cache import archive, index, prune, publish, pull
 from fxc.cache import binaries as _binaries
-from fxc.cache import index, publish
 from fxc.cache.artifact import Artifact
+from fxc.cache.choice import Rules
 from fxc.cache.files import io_errors, make_dirs
-from fxc.cache.layout import MANIFEST, Layout, cache_dir
-from fxc.cache.lock import lock, staging, try_lock
-from fxc.errors import CacheMissError, DamagedError, FxcError, UsageError
-from fxc.manifest import FORMAT, Binary, Manifest, Source
+from fxc.cache.layout import MANIFEST, Layout, base_dirs, cache_dir
+from fxc.cache.lock import BUILDING, Use, lock, share, staging, try_lock, turn
+from fxc.cache.prune import Pruned
+from fxc.cache.remote import Progress, Remote
+from fxc.cache.trust import Trust, check, check_cache
+from fxc.errors import CacheIOError, CacheMissError, DamagedError, FxcError, IncompatibleError, UsageError
+from fxc.manifest import FORMAT, Binary, Factor, File, Manifest, Source
 
 SHORTEST = 4
 """Hex digits that a shortened hash needs."""
@@ -35,22 +39,43 @@ class Summary(msgspec.Struct, frozen=True):
     created: float
     """Seconds since the epoch."""
     last_used: float
+    path: str
+    read_only: bool
+    """Whether it lies in a place of FXC_CACHE_PATH."""
 
 
 class Cache(msgspec.Struct, frozen=True):
-    """A cache directory. Reading takes no lock and writes nothing, so that it may be mounted read-only."""
+    """A cache directory, and read-only places that are searched after it. Reading takes no lock and writes nothing, so
+    that it may be mounted read-only."""
 
     layout: Layout
+    bases: tuple[Layout, ...] = ()
+    """Never written."""
 
     @classmethod
     def open(cls, directory: Path | None = None, environ: Mapping[str, str] | None = None) -> Cache:
-        """The cache at `directory`, else at FXC_CACHE_DIR, else in the user's cache folder. Creates nothing."""
-        where = cache_dir(directory, os.environ if environ is None else environ)
-        return cls(Layout(where / f"v{FORMAT}"))
+        """The cache at `directory`, else at FXC_CACHE_DIR, else in the user's cache folder, over the places in
+        FXC_CACHE_PATH. Creates nothing.
+
+        Raises:
+            UntrustedError: others own or may write one of them.
+        """
+        environ = os.environ if environ is None else environ
+        where = cache_dir(directory, environ)
+        bases = [Layout(path / f"v{FORMAT}") for path in base_dirs(environ) if path != where]
+        cache = cls(Layout(where / f"v{FORMAT}"), tuple(bases))
+        for layout in cache.layouts:
+            check_cache(layout, Trust.unsigned(environ))
+        return cache
 
     @property
     def root(self) -> Path:
         return self.layout.root
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """All places, in the order in which they are searched."""
+        return (self.layout, *self.bases)
 
     # Artifacts
 
@@ -66,26 +91,32 @@ class Cache(msgspec.Struct, frozen=True):
             raise UsageError(f"{prefix!r} is not a hash: expected hexadecimal digits", "`fxc ls` lists the hashes")
         if len(prefix) < SHORTEST:
             raise UsageError(f"{prefix!r} is too short: expected at least {SHORTEST} digits of the hash")
-        found = [name for name in self._hashes() if name.startswith(prefix)]
+        found = self._hashes(prefix)
         if not found:
-            raise CacheMissError(f"no artifact {prefix} in {self.root}", "`fxc ls` lists what there is")
+            places = ", ".join(str(layout.root) for layout in self.layouts)
+            raise CacheMissError(f"no artifact {prefix} in {places}", "`fxc ls` lists what there is")
         if len(found) > 1:
             raise CacheMissError(f"{prefix} is ambiguous: it begins {', '.join(found)}", "give more digits")
         return found[0]
 
     def artifact(self, hash: str) -> Artifact:
-        """Open an artifact by its full hash.
+        """Open an artifact by its full hash, in the first place where its manifest can be read.
 
         Raises:
             CacheMissError: it is not there.
             DamagedError: its manifest is damaged.
+            IncompatibleError: another version of fxc made it.
         """
-        artifact = Artifact.open(self.layout.artifacts / hash)
-        if artifact.manifest.hash != hash:
-            raise DamagedError(
-                f"{artifact.path / MANIFEST} is of artifact {artifact.manifest.hash}", "remove the directory"
-            )
-        return artifact
+        wrong: FxcError | None = None
+        for layout in self.layouts:
+            if layout is not self.layout and not index.has_artifact(layout, hash):
+                continue
+            try:
+                return _open(layout, hash)
+            except (CacheMissError, DamagedError, IncompatibleError) as error:
+                wrong = error if wrong is None or isinstance(wrong, CacheMissError) else wrong
+        assert wrong is not None
+        raise wrong
 
     def publish(
         self,
@@ -95,6 +126,7 @@ class Cache(msgspec.Struct, frozen=True):
         binaries: Iterable[str],
         *,
         world_size: int = 1,
+        direct: Sequence[Factor] = (),
     ) -> Artifact:
         """Make an artifact, or add, mend or replace a rank of it. Readers see all of it or nothing.
 
@@ -104,28 +136,77 @@ class Cache(msgspec.Struct, frozen=True):
             files: by name inside the rank's directory; contents or files to copy.
             binaries: keys of stored binaries, which get linked into `<rank_dir>/inductor/`.
             world_size: number of ranks in the job.
+            direct: what the direct key digests.
         """
-        return publish.publish(self.layout, manifest, rank_dir, files, binaries, world_size)
+        rank = publish.new_rank(rank_dir, world_size, direct)
+        return publish.publish(self.layout, self.bases, manifest, rank, files, binaries)
+
+    def export(self, artifact: Artifact, file: Path) -> File:
+        """Write an artifact into one file, the same bytes for the same artifact. Gives its size and digest."""
+        return archive.export(artifact, file)
+
+    def import_file(self, file: Path, trust: Trust) -> Artifact:
+        """Take in what `export` has written, after every digest was checked, and the signature if `trust` asks for one.
+
+        Raises:
+            DamagedError: it is not that, or was altered.
+        """
+        with self.building(), staging(self.layout) as stage:
+            return publish.adopt(self.layout, check(archive.unpack(file, stage), trust), stage)
+
+    def pull(self, remote: Remote, hash: str, trust: Trust, progress: Progress) -> Artifact:
+        """Take in an artifact from a remote cache, after every digest was checked, and the signature if `trust` asks
+        for one. `progress` is told of bytes that have come.
+
+        Raises:
+            CacheMissError: the remote does not have it.
+            DamagedError: something is not what its digest says.
+            CacheIOError: the remote cannot be read.
+        """
+        with self.building():
+            return pull.pull(self.layout, remote, hash, trust, progress)
+
+    def sign(self, artifact: Artifact, key: Path) -> Artifact:
+        """Sign an artifact's manifest. A rank that is added later takes the signature away."""
+        inside = artifact.path.parent == self.layout.artifacts
+        if not inside:
+            raise UsageError(f"{artifact.path} is not in the cache {self.root}", "`fxc import` or --cache-dir")
+        with staging(self.layout) as stage, lock(self.layout, "artifacts"):
+            return publish.sign(artifact, key, stage)
+
+    def use(self, hash: str) -> Use:
+        """Keep an artifact, if it is there, from being pruned until that is closed."""
+        there = (layout.artifacts / hash for layout in self.layouts if index.has_artifact(layout, hash))
+        return Use(next(there, self.layout.artifacts / hash))
+
+    def prune(self, rules: Rules, *, dry_run: bool = False) -> Pruned:
+        """Remove what `rules` choose, and what nothing refers to. Read-only places are left alone."""
+        return prune.prune(self.layout, self.bases, rules, dry_run)
 
     def list(self) -> builtins.list[Summary]:
-        """Every artifact, by hash."""
+        """Every artifact, by hash; of one that is in several places, the first."""
         found = (self._summary(name) for name in self._hashes())
         return [summary for summary in found if summary is not None]
 
     def touch(self, hash: str) -> None:
-        """Note that an artifact is used now, where that can be written."""
+        """Note that an artifact is used now, where that can be written; of one in a read-only place, in the writable
+        one, unless there is nothing there yet."""
         with suppress(OSError):
-            os.utime(self.layout.artifacts / hash / MANIFEST)
+            if index.has_artifact(self.layout, hash) or not self.bases:
+                os.utime(self.layout.artifacts / hash / MANIFEST)
+            elif self.root.is_dir():
+                make_dirs(self.layout.used)
+                (self.layout.used / hash).touch(0o600)
 
     # Binaries
 
     def binary(self, key: str) -> Binary | None:
         """The record of a compiled piece whose files are all intact. A damaged one is removed."""
-        return _binaries.find(self.layout, key)
+        return _binaries.find(self.layout, self.bases, key)
 
     def binary_files(self, key: str) -> builtins.list[Path]:
         """Its files: `<key>.so` and, where it calls custom ops, `<key>.json`."""
-        return [self.layout.binaries / key / name for name in sorted(_binaries.load(self.layout, key).files)]
+        return _binaries.files(self.layout, self.bases, key)
 
     def store_binary(self, key: str, files: Mapping[str, Path], record: Binary, *, force: bool = False) -> None:
         """Copy a compiled piece into the cache. An intact one that is there already stays, unless `force`.
@@ -142,7 +223,7 @@ class Cache(msgspec.Struct, frozen=True):
 
     def lookup(self, direct_key: str, digest_of: Callable[[Source], str | None]) -> str | None:
         """Hash of the artifact that a direct key stands for while its source files are what they were."""
-        return index.lookup(self.layout, direct_key, digest_of)
+        return index.lookup(self.layouts, direct_key, digest_of)
 
     def remember(self, direct_key: str, hash: str, sources: Iterable[Source]) -> None:
         """Note what a direct key stands for."""
@@ -161,6 +242,19 @@ class Cache(msgspec.Struct, frozen=True):
         """The same lock, but not waited for: gives whether it is held."""
         return try_lock(self.layout, name)
 
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """As long as anybody is inside, `prune` removes no binaries: a build uses some that no artifact refers to yet.
+        Where nothing can be written, nothing can be pruned either."""
+        with ExitStack() as held:
+            with suppress(CacheIOError):
+                held.enter_context(share(self.layout, BUILDING))
+            yield
+
+    def turn(self, name: str, seconds: float, waiting: Callable[[], None]) -> AbstractContextManager[bool]:
+        """The same lock, waited for so long at most; `waiting` is called once if it has to be. Gives whether it was."""
+        return turn(self.layout, name, seconds, waiting)
+
     def staging(self) -> AbstractContextManager[Path]:
         """A private directory on the cache's file system, removed afterwards."""
         return staging(self.layout)
@@ -172,16 +266,12 @@ class Cache(msgspec.Struct, frozen=True):
             make_dirs(path)
         return path
 
-    def _hashes(self) -> builtins.list[str]:
-        with io_errors("read", self.layout.artifacts):
-            try:
-                names = os.listdir(self.layout.artifacts)
-            except FileNotFoundError:
-                return []
-            return sorted(name for name in names if (self.layout.artifacts / name / MANIFEST).is_file())
+    def _hashes(self, prefix: str = "") -> builtins.list[str]:
+        return sorted({name for layout in self.layouts for name in _names(layout, prefix)})
 
     def _summary(self, hash: str) -> Summary | None:
-        path = self.layout.artifacts / hash
+        layout = next((layout for layout in self.layouts if index.has_artifact(layout, hash)), self.layout)
+        path = layout.artifacts / hash
         with io_errors("read", path):
             try:
                 status = (path / MANIFEST).stat()
@@ -193,7 +283,28 @@ class Cache(msgspec.Struct, frozen=True):
         except FxcError:
             manifest = None
         size = sum({file.st_ino: file.st_size for file in files}.values())
-        return Summary(hash, manifest, size, _seconds(manifest, status.st_ctime), status.st_mtime)
+        used, read_only = status.st_mtime, layout is not self.layout
+        with suppress(OSError):
+            used = (self.layout.used / hash).stat().st_mtime if read_only else used
+        return Summary(hash, manifest, size, _seconds(manifest, status.st_ctime), used, str(path), read_only)
+
+
+def _open(layout: Layout, hash: str) -> Artifact:
+    artifact = Artifact.open(layout.artifacts / hash)
+    if artifact.manifest.hash != hash:
+        raise DamagedError(
+            f"{artifact.path / MANIFEST} is of artifact {artifact.manifest.hash}", "remove the directory"
+        )
+    return artifact
+
+
+def _names(layout: Layout, prefix: str) -> list[str]:
+    with io_errors("read", layout.artifacts):
+        try:
+            names = [name for name in os.listdir(layout.artifacts) if name.startswith(prefix)]
+            return [name for name in names if (layout.artifacts / name / MANIFEST).is_file()]
+        except FileNotFoundError:
+            return []
 
 
 def _seconds(manifest: Manifest | None, otherwise: float) -> float:

@@ -17,7 +17,25 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from fxc.cli import bench, build, doctor, inspect, ls, render, schema, streams, verify, warm
+from fxc.cli import (
+    bench,
+    build,
+    doctor,
+    export,
+    inspect,
+    ls,
+    prune,
+    pull,
+    push,
+    render,
+    schema,
+    sign,
+    streams,
+    take,
+    verify,
+    warm,
+    why,
+)
 from fxc.convert import nearest
 from fxc.errors import FxcError, UsageError
 
@@ -36,6 +54,13 @@ VERBS = {
     "bench": bench,
     "ls": ls,
     "verify": verify,
+    "why": why,
+    "prune": prune,
+    "export": export,
+    "import": take,
+    "push": push,
+    "pull": pull,
+    "sign": sign,
     "schema": schema,
     "doctor": doctor,
 }

@@ -39,6 +39,18 @@ WorldSize = Annotated[
 DpRank = Annotated[int | None, typer.Option("--dp-rank", metavar="D", min=0, help="Data-parallel rank; default: 0.")]
 
 
+VerifyKey = Annotated[
+    Path | None,
+    typer.Option("--verify-key", metavar="FILE", help="Refuse what is not signed with this public key."),
+]
+
+
+RemoteOption = Annotated[
+    str | None,
+    typer.Option("--remote", metavar="URL", help="Remote cache, s3://..., gs://..., a folder; over FXC_REMOTE."),
+]
+
+
 def check_rank(rank: int | None, world_size: int | None) -> None:
     """Refuse a rank outside its world, as far as the command line says both.
 

@@ -38,6 +38,9 @@ class Lines(Observer):
     def phase_done(self, name: str, seconds: float) -> None:
         render.line(f"{name} {render.duration(seconds)}")
 
+    def note(self, text: str) -> None:
+        render.line(text)
+
     def binaries(self, total: int, reused: int) -> None:
         render.line(f"{render.count(total, 'binary')}, {reused} in the cache")
 
@@ -55,6 +58,8 @@ class Live(Observer):
         self.running: dict[str, TaskID] = {}
         self.remaining = 0
         self.done = 0
+        self.bytes = 0
+        self.moved = 0
 
     def phase(self, name: str) -> None:
         self.running[name] = self.progress.add_task(name, total=None)
@@ -62,6 +67,20 @@ class Live(Observer):
     def phase_done(self, name: str, seconds: float) -> None:
         self._finish(name)
         self.progress.console.print(f"{name:<11}{render.duration(seconds):>9}")
+
+    def note(self, text: str) -> None:
+        self.progress.console.print(text, markup=False, highlight=False)
+
+    def transfer(self, total: int) -> None:
+        self.bytes, self.moved = total, 0
+        self.transferred(0)
+
+    def transferred(self, count: int) -> None:
+        self.moved += count
+        for name in ("pull", "push"):
+            if (task := self.running.get(name)) is not None:
+                drawn = f"{name} {render.size_bytes(self.moved)} of {render.size_bytes(self.bytes)}"
+                self.progress.update(task, total=self.bytes, completed=self.moved, description=drawn)
 
     def binaries(self, total: int, reused: int) -> None:
         self.remaining, self.done = total - reused, 0

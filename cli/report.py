@@ -65,12 +65,15 @@ def listed(entry: Summary) -> dict[str, Any]:
         "bytes": entry.bytes,
         "created": entry.created,
         "last_used": entry.last_used,
+        "path": entry.path,
+        "read_only": entry.read_only,
     }
 
 
 def listing(entries: list[Summary]) -> None:
     """The table of `ls`."""
     now = time.time()
+    layered = any(entry.read_only for entry in entries)
     rows = [
         (
             entry.hash,
@@ -80,10 +83,11 @@ def listing(entries: list[Summary]) -> None:
             render.size_bytes(entry.bytes),
             render.ago(now - entry.created),
             render.ago(now - entry.last_used),
+            *((entry.path if entry.read_only else "",) if layered else ()),
         )
         for entry in entries
     ]
-    header = ("hash", "model", "sizes", "device", "bytes", "age", "last use")
+    header = ("hash", "model", "sizes", "device", "bytes", "age", "last use", *(("read-only",) if layered else ()))
     render.table("", header, rows, numbers=("bytes", "age", "last use"))
 
 

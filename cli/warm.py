@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from fxc.cli import progress, render, report, streams
+from fxc import refs
+from fxc.cli import amounts, progress, render, report, streams
+from fxc.cli import why as words
 from fxc.cli.options import (
     CacheDir,
     DpRank,
@@ -17,10 +21,13 @@ from fxc.cli.options import (
     Quiet,
     RankOption,
     Ref,
+    RemoteOption,
     Verbose,
+    VerifyKey,
     WorldSize,
     check_rank,
 )
+from fxc.errors import CacheMissError, FxcError
 
 
 def run(
@@ -30,6 +37,11 @@ def run(
     jobs: Jobs = None,
     require_hit: Annotated[bool, typer.Option("--require-hit", help="Exit 3 instead of building on a miss.")] = False,
     no_run: Annotated[bool, typer.Option("--no-run", help="Stop after loading.")] = False,
+    verify_key: VerifyKey = None,
+    remote: RemoteOption = None,
+    wait: Annotated[
+        str, typer.Option("--wait", metavar="1h", help="How long to wait for another process that builds the same.")
+    ] = "1h",
     rank: RankOption = None,
     world_size: WorldSize = None,
     dp_rank: DpRank = None,
@@ -43,13 +55,35 @@ def run(
     from fxc.ready import warm
 
     with streams.result_only(), progress.observer(quiet=quiet, verbose=verbose) as observer:
-        result = warm(
-            ref, overrides=tuple(overrides or ()), level=level, jobs=jobs, require_hit=require_hit, run=not no_run,
-            rank=rank, world_size=world_size, dp_rank=dp_rank, cache_dir=cache_dir, observer=observer,
-        )  # fmt: skip
+        options: dict[str, Any] = {"overrides": tuple(overrides or ()), "level": level, "cache_dir": cache_dir}
+        options |= {"rank": rank, "world_size": world_size, "dp_rank": dp_rank}
+        try:
+            result = warm(
+                ref,
+                jobs=jobs,
+                require_hit=require_hit,
+                run=not no_run,
+                verify_key=verify_key,
+                remote=remote,
+                wait=amounts.seconds(wait, "--wait"),
+                observer=observer,
+                **options,
+            )
+        except CacheMissError:
+            if not quiet and refs.is_spec(ref):
+                _say_why(Path(ref), verbose, options)
+            raise
     if not quiet:
         report.warmed(result)
     if json:
         render.json_object(result)
     else:
         streams.write(f"{result.hash}\n")
+
+
+def _say_why(path: Path, verbose: bool, options: dict[str, Any]) -> None:
+    """What can be told without a trace: a start-up script waits, and may not even have the model's packages."""
+    from fxc import why
+
+    with suppress(FxcError):
+        words.say(why.explain(path, trace=False, **options), verbose=verbose)

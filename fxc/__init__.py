@@ -27,6 +27,7 @@ from fxc.errors import (
     RunError,
     SpecError,
     TraceError,
+    UntrustedError,
     UsageError,
     WeightError,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "RunError",
     "SpecError",
     "TraceError",
+    "UntrustedError",
     "UsageError",
     "WarmResult",
     "WeightError",

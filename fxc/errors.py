@@ -14,6 +14,7 @@ FxcError                    1
 ├── CacheMissError          3  not in the cache
 ├── IncompatibleError       4  the artifact does not fit this machine
 ├── DamagedError            5  the artifact is damaged or not trusted
+│   └── UntrustedError         others could have written it, or it is not signed
 └── CacheIOError            1  the cache directory cannot be read or written
 
 The number is `exit_code`, what `fxc` exits with. Each carries a `message` (one line that names the thing, what came
@@ -97,6 +98,10 @@ class DamagedError(FxcError):
     """A file of an artifact is missing, altered or not trusted."""
 
     exit_code = 5
+
+
+class UntrustedError(DamagedError):
+    """Somebody else could have written an artifact or a cache directory, or a signature is not there."""
 
 
 class CacheIOError(FxcError):

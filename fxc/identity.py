@@ -10,14 +10,15 @@ import functools
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
 
 from fxc import machine
-from fxc.cache import Cache, key
+from fxc.cache import Cache, Trust, key
+from fxc.cache.trust import check
 from fxc.errors import FxcError
 from fxc.manifest import Factor, Manifest, Source
 from fxc.ranks import Ranks
@@ -31,29 +32,32 @@ PACKAGES = ("fxc", "fxc.cache", "fxc.passes")
 """Whose sources are in the direct key: what the command line adds makes no artifact another one."""
 
 
-def direct_key(spec: Spec, target: Target, place: Ranks) -> str:
-    """Digest of what a user can change without touching a source file, and of fxc itself. CUDA graph settings are left
-    out: they compile nothing. So is the order of keys in model.yaml, but that of inputs and dims, which programs have
-    too."""
+def direct_factors(spec: Spec, target: Target, place: Ranks) -> tuple[Factor, ...]:
+    """What a user can change without touching a source file, and fxc itself. CUDA graph settings are left out: they
+    compile nothing. So is the order of keys in model.yaml, but that of inputs and dims, which programs have too."""
     plain = msgspec.structs.replace(spec, cudagraph=type(spec.cudagraph)())
     target = msgspec.structs.replace(target, compiler="")  # is among the sources
-    return key.combine(
-        [
-            ("fxc", fxc_version()),
-            ("code", own_code()),
-            ("spec", msgspec.json.encode(plain, order="deterministic").decode()),
-            ("inputs", " ".join(spec.inputs)),
-            ("dims", " ".join(spec.dims)),
-            ("target", msgspec.json.encode(target).decode()),
-            ("python", "{}.{}".format(*sys.version_info)),
-            ("transformers", _installed("transformers") if spec.model.huggingface is not None else ""),
-            ("ranks", msgspec.json.encode(place).decode()),
-        ]
-    )
+    pairs = [
+        ("fxc", fxc_version()),
+        ("code", own_code()),
+        ("spec", msgspec.json.encode(plain, order="deterministic").decode()),
+        ("inputs", " ".join(spec.inputs)),
+        ("dims", " ".join(spec.dims)),
+        ("target", msgspec.json.encode(target).decode()),
+        ("python", "{}.{}".format(*sys.version_info)),
+        ("transformers", _installed("transformers") if spec.model.huggingface is not None else ""),
+        ("ranks", msgspec.json.encode(place).decode()),
+    ]
+    return tuple(Factor(name=name, value=value) for name, value in pairs)
+
+
+def direct_key(spec: Spec, target: Target, place: Ranks) -> str:
+    """Digest of the direct factors."""
+    return content_key(direct_factors(spec, target, place))
 
 
 def content_key(factors: Sequence[Factor]) -> str:
-    """The artifact's name."""
+    """The artifact's name, from its factors."""
     return key.combine([(factor.name, factor.value) for factor in factors])
 
 
@@ -63,21 +67,38 @@ def find(spec: Spec, directory: Path, place: Ranks, cache: Cache, *, compiler: b
     Args:
         compiler: whether it has to be what this machine's host compiler makes. A loader asks for none.
     """
-    target = machine.probe(spec.device, compiler=False)
-    direct = direct_key(spec, target, place)
-    return cache.lookup(
-        direct,
-        lambda source: source.digest if source.file == COMPILER and not compiler else digest_of(source, directory),
-    )
+    direct = direct_key(spec, machine.probe(spec.device, compiler=False), place)
+    return cache.lookup(direct, comparer(directory, compiler))
+
+
+def comparer(directory: Path, compiler: bool) -> Callable[[Source], str | None]:
+    """Gives what a source is now; with `compiler` false, any host compiler will do."""
+    return lambda source: source.digest if source.file == COMPILER and not compiler else digest_of(source, directory)
 
 
 def remember(cache: Cache, direct: str, manifest: Manifest) -> None:
     """Have `find` find this artifact while its sources, and the compiler, are what they are now. Where it is not known
     what some source was when it was traced, the next build has to trace again."""
+    if sources := index_sources(manifest):
+        cache.remember(direct, manifest.hash, sources)
+
+
+def index_sources(manifest: Manifest) -> tuple[Source, ...]:
+    """What an entry of the index has to be compared with; none where that is not known."""
     if not all(source.digest for source in manifest.sources):
-        return
-    compiler = Source(file=COMPILER, digest=key.digest(manifest.target.compiler))
-    cache.remember(direct, manifest.hash, (*manifest.sources, compiler))
+        return ()
+    return (*manifest.sources, Source(file=COMPILER, digest=key.digest(manifest.target.compiler)))
+
+
+def remember_all(cache: Cache, manifest: Manifest) -> None:
+    """The same for an artifact that was built elsewhere, under the direct keys of its builds."""
+    for direct in direct_keys(manifest):
+        remember(cache, direct, manifest)
+
+
+def direct_keys(manifest: Manifest) -> list[str]:
+    """Those under which its ranks were built."""
+    return [content_key(rank.direct) for rank in manifest.ranks.values() if rank.direct]
 
 
 def sources(files: Iterable[Path], variables: Iterable[str], directory: Path, began: int) -> tuple[Source, ...]:
@@ -188,7 +209,7 @@ def _installed(package: str) -> str:
 def intact(cache: Cache, hash: str, place: Ranks, proved: bool) -> bool:
     """Whether the artifact is there with this rank, all files as they were written, and proved if it has to be."""
     try:
-        artifact = cache.artifact(hash)
+        artifact = check(cache.artifact(hash), Trust.unsigned(os.environ))
         rank_dir = artifact.rank_dir(place.rank, place.data_parallel_rank)
         artifact.verify(rank_dir)
     except FxcError:

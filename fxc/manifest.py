@@ -144,6 +144,9 @@ class Rank(_Record, frozen=True):
     world_size: int
     files: dict[str, File]
     """By path relative to the artifact, `rank_0_0/transformed_code.py`."""
+    direct: tuple[Factor, ...] = ()
+    """What the direct key digests under which this rank was built: with `Manifest.sources` an entry of the index can be
+    made again on another machine. Empty where other sources than those have given it."""
 
 
 class Factor(_Record, frozen=True):

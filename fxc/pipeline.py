@@ -20,6 +20,7 @@ from fxc.errors import CacheIOError, CompileError, FxcError, SpecError, UsageErr
 from fxc.manifest import Manifest, PassReport, Proof, Unproved
 from fxc.progress import Observer
 from fxc.ranks import Ranks, ranks
+from fxc.share import Shared
 from fxc.spec import Spec, load_spec
 from fxc.target import Target
 
@@ -68,8 +69,8 @@ class BuildResult(msgspec.Struct, frozen=True):
 def build(
     path: str | Path, *, overrides: Iterable[str] = (), level: int | None = None, jobs: int | None = None,
     force: bool = False, prove: bool = True, rank: int | None = None, world_size: int | None = None,
-    dp_rank: int | None = None, cache_dir: str | Path | None = None, observer: Observer | None = None,
-    passes: Sequence[Pass] = (),
+    dp_rank: int | None = None, cache_dir: str | Path | None = None, remote: str | None = None,
+    observer: Observer | None = None, passes: Sequence[Pass] = (),
 ) -> BuildResult:  # fmt: skip
     """Make the artifact for a model.yaml, or find it.
 
@@ -86,6 +87,7 @@ def build(
         force: compile even what is in the cache.
         prove: compare binaries with eager.
         rank: position in a distributed job; RANK and WORLD_SIZE by default.
+        remote: where to look for an artifact before it is compiled; FXC_REMOTE by default.
         passes: graph passes that run after those of model.yaml. With some, the model is always traced.
 
     Raises:
@@ -102,10 +104,15 @@ def build(
     if count < 1:
         raise UsageError(f"--jobs {count}: expected 1 or more")
     found = None if force or passes else identity.find(spec, directory, place, cache, compiler=True)
-    if found is not None and identity.intact(cache, found, place, prove):
-        return _hit(cache, found, {}, start)
+    if found is not None and (hit := _hit(cache, found, place, prove, {}, start)) is not None:
+        return hit
+    shared = None if force else Shared.open(remote, cache, observer)
+    found = None if shared is None or passes else shared.take_spec(spec, directory, place, compiler=True)
+    if found is not None and (hit := _hit(cache, found, place, prove, {}, start)) is not None:
+        return hit
     try:
-        return _miss(spec, directory, place, cache, count, force, prove, observer, start, passes)
+        with cache.building():
+            return _miss(spec, directory, place, cache, count, force, prove, shared, observer, start, passes)
     except SpecError as error:  # found out while the model was looked up or constructed
         if str(path) in error.message:
             raise
@@ -113,8 +120,8 @@ def build(
 
 
 def _miss(
-    spec: Spec, directory: Path, place: Ranks, cache: Cache, jobs: int, force: bool, prove: bool, observer: Observer,
-    start: float, passes: Sequence[Pass],
+    spec: Spec, directory: Path, place: Ranks, cache: Cache, jobs: int, force: bool, prove: bool, shared: Shared | None,
+    observer: Observer, start: float, passes: Sequence[Pass],
 ) -> BuildResult:  # fmt: skip
     """Trace; then compile what the cache lacks, and publish."""
     from fxc.pool import Pool
@@ -132,12 +139,16 @@ def _miss(
         observer.phase_done("trace", plan.seconds["trace"])
         observer.phase_done("partition", plan.seconds["partition"])
         manifest = plan.manifest
-        direct = identity.direct_key(spec, target, place)
-        if not force and identity.intact(cache, manifest.hash, place, prove):
+        factors = identity.direct_factors(spec, target, place)
+        direct = identity.content_key(factors)
+        hit = None if force else _hit(cache, manifest.hash, place, prove, plan.seconds, start)
+        if hit is None and shared is not None and shared.take(manifest.hash):
+            hit = _hit(cache, manifest.hash, place, prove, plan.seconds, start)
+        if hit is not None:
             with contextlib.suppress(CacheIOError):  # a read-only cache
                 if not passes:
                     identity.remember(cache, direct, manifest)
-            return _hit(cache, manifest.hash, plan.seconds, start)
+            return hit
         rehearsal = _rehearse(plan, spec.device) if prove else _rehearsed(cache, plan)
         lowered = _lower(plan, cache, pool, prove, force, observer)
     observer.phase("publish")
@@ -151,7 +162,10 @@ def _miss(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds={**plan.seconds, "total": time.perf_counter() - start},
     )  # fmt: skip
-    cache.publish(manifest, place.directory, plan.files, lowered.binaries, world_size=place.world_size)
+    cache.publish(
+        manifest, place.directory, plan.files, lowered.binaries, world_size=place.world_size,
+        direct=() if passes else factors,
+    )  # fmt: skip
     if not passes:
         identity.remember(cache, direct, manifest)
     plan.seconds["publish"] = time.perf_counter() - at
@@ -207,10 +221,16 @@ def _lower(plan: Plan, cache: Cache, pool: Any, prove: bool, force: bool, observ
     return lowered
 
 
-def _hit(cache: Cache, hash: str, seconds: dict[str, float], start: float) -> BuildResult:
-    manifest = cache.artifact(hash).manifest
-    cache.touch(hash)
-    return _result(cache, manifest, True, {"compiled": 0, "reused": len(manifest.binaries)}, seconds, start)
+def _hit(
+    cache: Cache, hash: str, place: Ranks, prove: bool, seconds: dict[str, float], start: float
+) -> BuildResult | None:
+    """What is there already, if all of it is intact."""
+    with cache.use(hash):
+        if not identity.intact(cache, hash, place, prove):
+            return None
+        manifest = cache.artifact(hash).manifest
+        cache.touch(hash)
+        return _result(cache, manifest, True, {"compiled": 0, "reused": len(manifest.binaries)}, seconds, start)
 
 
 def _result(

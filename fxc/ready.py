@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain, islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fxc import refs
-from fxc.cache import Artifact, Cache
+from fxc import identity, machine, refs
+from fxc.cache import Artifact, Cache, Trust
 from fxc.errors import CacheMissError, RunError
 from fxc.manifest import Input, Manifest, Weight
 from fxc.progress import Observer
+from fxc.ranks import ranks
 from fxc.shapes import Range, point_label, size_at
+from fxc.share import Shared
 from fxc.spec import load_spec
 
 if TYPE_CHECKING:
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
 
     from fxc.capture_plan import Recorded
     from fxc.runtime.program import Program
+
+
+WAIT = 3600.0
+"""Seconds; a build takes minutes, and one that dies lets go at once."""
 
 
 class WarmResult(msgspec.Struct, frozen=True):
@@ -56,7 +63,8 @@ class WarmResult(msgspec.Struct, frozen=True):
 def warm(
     ref: str | Path, *, overrides: Iterable[str] = (), level: int | None = None, jobs: int | None = None,
     require_hit: bool = False, run: bool = True, rank: int | None = None, world_size: int | None = None,
-    dp_rank: int | None = None, cache_dir: Path | None = None, observer: Observer | None = None,
+    dp_rank: int | None = None, verify_key: Path | None = None, remote: str | None = None, wait: float = WAIT,
+    cache_dir: Path | None = None, observer: Observer | None = None,
 ) -> WarmResult:  # fmt: skip
     """Look up (or build) what `ref` names, check its digests, load it, run one step per size and range, and on a GPU
     capture the CUDA graphs that model.yaml asks for: their times and memory are noted beside the artifact.
@@ -65,6 +73,9 @@ def warm(
         ref: a model.yaml, a prefix of a hash, or the path of an artifact.
         require_hit: raise instead of building.
         run: False stops after loading.
+        verify_key: a public key that it has to be signed with; what would be built here is not.
+        remote: where to look for what is not in the cache; FXC_REMOTE by default.
+        wait: seconds to wait for another process of this machine that is building the same, before building it too.
 
     Raises:
         CacheMissError: not in the cache, and `require_hit` or no model.yaml to build from.
@@ -74,12 +85,17 @@ def warm(
     clock = _Clock(observer or Observer())
     options: dict[str, Any] = {"overrides": tuple(overrides), "level": level}
     options |= {"rank": rank, "world_size": world_size, "dp_rank": dp_rank}
+    trust = Trust.of(os.environ, verify_key)
     with clock.phase("lookup"):
-        artifact = _look_up(ref, cache_dir, require_hit, **options)
-    built = artifact is None
+        shared = Shared.open(remote, Cache.open(cache_dir), clock.observer, trust)
+        artifact = _look_up(ref, cache_dir, require_hit or bool(trust.keys), shared, trust=trust, **options)
+    built = False
     if artifact is None:
-        artifact = _build(ref, cache_dir, clock.observer, jobs=jobs, **options)
-    with clock.phase("verify"):
+        with _turn(ref, cache_dir, wait, clock.observer, options) as waited:
+            artifact = _look_up(ref, cache_dir, False, None, trust=trust, **options) if waited else None
+            if built := artifact is None:
+                artifact = _build(ref, cache_dir, clock.observer, jobs=jobs, remote=remote, **options)
+    with artifact.use(), clock.phase("verify"):
         artifact.verify()
     # Imports torch, as a server has long done: seconds that count to the total only.
     from fxc.runtime import custom_ops, loader
@@ -90,7 +106,9 @@ def warm(
         with clock.phase("load"):
             if refs.is_spec(ref):  # a FILE.py that registers ops is named relative to model.yaml
                 custom_ops.prepare(artifact.manifest.custom_ops, Path(ref).resolve().parent)
-            program = loader.load(artifact.path, rank=rank, world_size=world_size, dp_rank=dp_rank)
+            program = loader.load(
+                artifact.path, rank=rank, world_size=world_size, dp_rank=dp_rank, verify_key=verify_key
+            )
         if run:
             with clock.phase("first_step"):
                 _run_all(program, artifact.manifest)
@@ -141,14 +159,38 @@ def make_weight(weight: Weight, generator: torch.Generator) -> torch.Tensor:
     return made.to(dtype)
 
 
-def _look_up(ref: str | Path, cache_dir: Path | None, require_hit: bool, **options: Any) -> Artifact | None:
-    """None where it has to be built."""
+def _look_up(
+    ref: str | Path, cache_dir: Path | None, require_hit: bool, shared: Shared | None, **options: Any
+) -> Artifact | None:
+    """Here, then in the remote cache; None where it has to be built."""
     try:
         return refs.find(ref, cache_dir, use=True, **options)
     except CacheMissError:
+        if shared is not None and _take(ref, shared, options):
+            return refs.find(ref, cache_dir, use=True, **options)
         if require_hit or not refs.is_spec(ref):
             raise
         return None
+
+
+def _turn(
+    ref: str | Path, cache_dir: Path | None, wait: float, observer: Observer, options: Mapping[str, Any]
+) -> AbstractContextManager[bool]:
+    """One build of the same model.yaml at a time on this machine. Says whether another one was waited for."""
+    spec = load_spec(Path(ref), options["overrides"], options["level"])
+    place = ranks(options["rank"], options["world_size"], options["dp_rank"])
+    direct = identity.direct_key(spec, machine.probe(spec.device, compiler=False), place)
+    words = f"another process is building {ref}: waiting for it, {wait:.0f} s at most"
+    return Cache.open(cache_dir).turn(f"warm.{direct}", wait, lambda: observer.note(words))
+
+
+def _take(ref: str | Path, shared: Shared, options: Mapping[str, Any]) -> bool:
+    """Whether the remote cache had it."""
+    if refs.is_spec(ref):
+        spec = load_spec(Path(ref), options["overrides"], options["level"])
+        place = ranks(options["rank"], options["world_size"], options["dp_rank"])
+        return shared.take_spec(spec, Path(ref).resolve().parent, place) is not None
+    return shared.take_prefix(str(ref))
 
 
 def _build(ref: str | Path, cache_dir: Path | None, observer: Observer, **options: Any) -> Artifact:

@@ -23,10 +23,10 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "errors",
         "aside convert imports yaml_text shapes target ranks spec manifest capture_plan progress",
         "cache",
-        "_torch_run machine identity refs ops runtime",
+        "_torch_run machine identity refs share ops runtime",
         "host_compiler random_inputs scalars graph_text traced region partition stitch output graph_run _torch_build passes",
         "models model_weights trace cases _worker pool prove rehearse piece_jobs lower rewrite plan pipeline ready eager "
-        "timing workload bench",
+        "timing workload bench why",
         "cli",
         "__init__ __main__",
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import torch
 
 from fxc import _torch_run, machine, refs
-from fxc.cache import Artifact
+from fxc.cache import Artifact, Trust
 from fxc.cache.artifact import MEND
 from fxc.errors import CacheMissError, DamagedError, UsageError
 from fxc.manifest import Manifest
@@ -33,6 +35,7 @@ def load(
     rank: int | None = None,
     world_size: int | None = None,
     dp_rank: int | None = None,
+    verify_key: str | Path | None = None,
 ) -> Program:
     """Load a built program.
 
@@ -42,16 +45,20 @@ def load(
     cache_dir: the cache, for a hash or model.yaml; by default FXC_CACHE_DIR, then the user's cache folder.
     rank, world_size: by default RANK and WORLD_SIZE of the environment, then 0 and what the artifact says.
     dp_rank: the data-parallel rank, by default 0.
+    verify_key: a PEM file with the Ed25519 public key that the artifact has to be signed with; by default
+        FXC_VERIFY_KEY if FXC_TRUST=signed, else none.
 
     Raises:
         CacheMissError: no such artifact, or not this rank in it.
         IncompatibleError: it was built for another kind of machine or another torch.
-        DamagedError: a file is missing or altered.
+        DamagedError: a file is missing or altered, or others could have written it (UntrustedError).
         RunError: an op that it calls is not registered.
     """
     rank = number(rank, "RANK")
     world_size = number(world_size, "WORLD_SIZE")
-    artifact = refs.find(ref, cache_dir, rank=rank, world_size=world_size, dp_rank=dp_rank, use=True)
+    trust = Trust.of(os.environ, None if verify_key is None else Path(verify_key))
+    artifact = refs.find(ref, cache_dir, rank=rank, world_size=world_size, dp_rank=dp_rank, use=True, trust=trust)
+    use = artifact.use()
     manifest = artifact.manifest
     folder = _rank_folder(artifact, rank or 0, world_size, dp_rank or 0)
     place = _device(device, manifest.target.device)
@@ -62,10 +69,12 @@ def load(
     runners = _runners(artifact, folder, place)
     factories = _factories(manifest, namespace, runners)
     cudagraph = load_spec(Path(ref)).cudagraph if refs.is_spec(ref) else None
-    return Program(
+    program = Program(
         manifest, place, factories, constants(artifact, f"{folder}/{CONSTANTS}", place),
         cudagraph=cudagraph, path=artifact.path,
     )  # fmt: skip
+    weakref.finalize(program, use.close)  # until then `prune` leaves the artifact alone
+    return program
 
 
 def _rank_folder(artifact: Artifact, rank: int, world_size: int | None, dp_rank: int) -> str:

@@ -130,3 +130,44 @@ def test_a_lock_that_somebody_holds_is_not_waited_for(cache: Cache) -> None:
         raise BlockingIOError
     with cache.lock("x"):
         pass
+
+
+def test_turns(cache: Cache) -> None:
+    """Waited for, held, and gone on without."""
+    told: list[int] = []
+
+    def waiting() -> None:
+        told.append(1)
+
+    with cache.turn("x", 0, waiting) as waited:
+        assert (waited, told) == (False, [])
+        with cache.try_lock("x") as free:
+            assert not free
+        start = time.monotonic()
+        with cache.turn("x", 0.3, waiting) as again:
+            assert (again, told) == (True, [1])
+        assert 0.3 <= time.monotonic() - start < 3
+    child, _ = hold(cache, "lock", "x")
+    threading.Timer(0.3, child.kill).start()
+    with cache.turn("x", 30, waiting) as waited, cache.try_lock("x") as free:
+        assert (waited, free, told) == (True, False, [1, 1])
+    kill(child)
+
+
+def test_a_lock_whose_file_was_removed(cache: Cache) -> None:
+    """Whoever waits for it takes the new one, so that two never hold the same name."""
+    inside: list[int] = []
+
+    def work() -> None:
+        with cache.lock("x"):
+            inside.append(1)
+
+    with cache.lock("x"):
+        thread = threading.Thread(target=work)
+        thread.start()
+        time.sleep(0.1)
+        (cache.root / "locks" / "x.lock").unlink()
+        with cache.try_lock("x") as free:
+            assert free
+    thread.join()
+    assert inside == [1]

@@ -13,7 +13,7 @@ from fxc.cli import schema
 EXIT_CODES = {
     "FxcError": 1, "BuildError": 1, "TraceError": 1, "PassError": 1, "CompileError": 1, "ProofError": 1, "RunError": 1,
     "InputError": 1, "WeightError": 1, "CacheIOError": 1, "UsageError": 2, "SpecError": 2, "CacheMissError": 3, "IncompatibleError": 4,
-    "DamagedError": 5,
+    "DamagedError": 5, "UntrustedError": 5,
 }  # fmt: skip
 
 

@@ -1,0 +1,189 @@
+"""`fxc why`: on a model that is traced and built at level 0, where nothing is compiled."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from fxc.cache import Cache
+from fxc.manifest import Binary, Source
+from fxc.why import _like, _lines
+
+MODEL = """import torch
+from torch import nn
+
+
+class Linear(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width, width))
+
+    def forward(self, x):
+        return torch.relu(x @ self.weight)
+"""
+SPEC: dict[str, Any] = {
+    "model": {"target": "./linear.py:Linear"},
+    "device": "cpu",
+    "inputs": {"x": {"shape": ["n", 4], "dtype": "float32"}},
+    "dims": {"n": {"min": 1, "max": 64}},
+    "compile": {"sizes": [8], "level": 0},
+}
+
+
+@pytest.fixture
+def built(fxc: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Its hash; the model is in the current folder."""
+    Path("linear.py").write_text(MODEL)
+    Path("model.yaml").write_text(json.dumps(SPEC))
+    monkeypatch.delitem(sys.modules, "linear", raising=False)
+    told = fxc("build", "model.yaml", "--no-prove", "-q")
+    assert told.code == 0, told
+    return str(told.out.strip())
+
+
+def names(entries: list[dict[str, Any]]) -> list[str]:
+    return [entry["name"] for entry in entries]
+
+
+def test_hit(fxc: Any, built: str) -> None:
+    told = fxc("why", "model.yaml", "--json")
+    assert (told.code, told.err) == (0, "hit: it is in the cache\n")
+    assert list(told.json) == [
+        "hit",
+        "reason",
+        "hash",
+        "nearest",
+        "changed",
+        "factors",
+        "compile",
+        "binaries",
+        "seconds",
+    ]
+    assert (told.json["hit"], told.json["hash"], told.json["nearest"]) == (True, built, built)
+
+
+def test_nothing_like_it(fxc: Any, built: str) -> None:
+    told = fxc("why", "model.yaml", "--cache-dir", "empty", "--no-trace", "--json")
+    assert told.err == "miss: there is no artifact of this model in the cache\n"
+    assert (told.json["hit"], told.json["nearest"], told.json["seconds"]) == (False, None, None)
+    assert not Path("empty").exists()
+
+
+def test_a_key_of_model_yaml(fxc: Any, built: str) -> None:
+    told = fxc("why", "model.yaml", "--no-trace", "--set", "dims.n.max=32", "-O1")
+    assert (told.code, told.out) == (0, "")
+    first, nearest, *rest, last = told.err.splitlines()
+    assert first == f"miss: not as {built} was built: spec.dims.n.max, spec.compile.level"
+    assert nearest == f"nearest: {built}"
+    assert rest == ["  spec.dims.n.max: 64 -> 32", "  spec.compile.level: 0 -> 1"]
+    assert last.startswith("a build takes about ")
+
+
+def test_defaults_are_shown(fxc: Any, built: str) -> None:
+    Path("model.yaml").write_text(json.dumps({**SPEC, "compile": {}}))
+    told = fxc("why", "model.yaml", "--no-trace", "--json", "-q").json
+    assert [(entry["name"], entry["old"], entry["new"]) for entry in told["changed"]] == [
+        ("spec.compile.sizes", "[8]", "[]"),
+        ("spec.compile.level", "0", "2"),
+    ]
+
+
+def test_a_source_file_and_the_lines_of_the_graph(fxc: Any, built: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("linear.py").write_text("# a comment\n" + MODEL.replace("torch.relu(", "torch.sigmoid("))
+    monkeypatch.delitem(sys.modules, "linear", raising=False)
+    quick = fxc("why", "model.yaml", "--no-trace", "--json").json
+    assert (quick["hash"], names(quick["changed"]), quick["factors"]) == (None, ["source.linear.py"], [])
+    told = fxc("why", "model.yaml", "--json")
+    assert "  source.linear.py: changed\n" in told.err
+    found = told.json
+    assert (found["hit"], found["nearest"], names(found["factors"])) == (False, built, ["graph"])
+    assert found["hash"] != built
+    (graph,) = found["factors"]
+    changed = [line.strip() for line in graph["lines"] if line[0] in "+-" and "#" not in line[:8]]
+    assert any("torch.ops.aten.relu.default" in line and line.startswith("-") for line in changed)
+    assert any("torch.ops.aten.sigmoid.default" in line and line.startswith("+") for line in changed)
+    assert "    -    relu = torch.ops.aten.relu.default" in told.err
+    assert fxc("build", "model.yaml", "--no-prove", "-q").out.strip() == found["hash"]
+    told = fxc("why", built, found["hash"], "--json")
+    assert told.err.startswith("miss: they differ in graph\n")
+    assert (names(told.json["changed"]), names(told.json["factors"])) == (["source.linear.py"], ["graph"])
+    assert told.json["factors"][0]["lines"] == graph["lines"]
+
+
+def test_a_comment_costs_a_trace(fxc: Any, built: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("linear.py").write_text("# a comment\n" + MODEL)
+    monkeypatch.delitem(sys.modules, "linear", raising=False)
+    told = fxc("why", "model.yaml", "--json").json
+    assert (told["hit"], told["hash"], names(told["changed"])) == (True, built, ["source.linear.py"])
+    assert told["reason"] == "it is in the cache, but a build has to trace again to know that"
+
+
+def test_what_would_be_compiled(fxc: Any, built: str, tmp_path: Path) -> None:
+    """At level 1: the nearest artifact has no timings, then it gets some."""
+    told = fxc("why", "model.yaml", "-O1", "--json")
+    assert told.json["compile"] == [{"piece": "piece_0 n=1..64", "seconds": None}]
+    assert (told.json["binaries"], told.json["seconds"]) == (1, None)
+    assert "to compile: 1 of 1 binary\n  piece_0 n=1..64\n" in told.err
+    cache = Cache.open(tmp_path / "cache")
+    manifest = cache.artifact(built).manifest
+    binary = Binary(piece="p", range="n=8", bytes=1, sha256="0", seconds=4.0)
+    timed = msgspec.structs.replace(
+        manifest, binaries={"ab": binary}, seconds={"compile": 8.0, "prove": 2.0, "total": 12.0}
+    )
+    cache.publish(timed, "rank_0_0", {"computation_graph.py": b""}, [])
+    told = fxc("why", "model.yaml", "-O1", "--json")
+    assert told.json["compile"] == [{"piece": "piece_0 n=1..64", "seconds": 4.0}]
+    assert 10.0 < told.json["seconds"] < 40.0
+    assert "piece_0 n=1..64  4.0 s\n" in told.err
+
+
+def test_a_file_that_is_gone_and_a_variable(fxc: Any, built: str, tmp_path: Path) -> None:
+    cache = Cache.open(tmp_path / "cache")
+    manifest = cache.artifact(built).manifest
+    more = (Source(file="gone.py", digest="1"), Source(file="env:MODE", digest="1"))
+    cache.publish(msgspec.structs.replace(manifest, sources=(*manifest.sources, *more)), "rank_0_0", {}, [])
+    told = fxc("why", "model.yaml", built, "--no-trace")
+    assert told.err.splitlines()[1:] == ["  source.gone.py: is gone", "  environment.MODE: changed"]
+
+
+def test_warm_says_why(fxc: Any, built: str) -> None:
+    told = fxc("warm", "model.yaml", "--require-hit", "--set", "dims.n.max=32")
+    assert (told.code, told.out) == (3, "")
+    lines = told.err.splitlines()
+    assert lines[0] == f"miss: not as {built} was built: spec.dims.n.max"
+    assert "  spec.dims.n.max: 64 -> 32" in lines
+    assert lines[-2].startswith("fxc: error: model.yaml is not built, or was changed since")
+    quiet = fxc("warm", "model.yaml", "--require-hit", "--set", "dims.n.max=32", "-q")
+    assert len(quiet.err.splitlines()) == 2
+
+
+def test_usage(fxc: Any, built: str) -> None:
+    assert fxc("why", built).code == 2
+    assert fxc("why", built, "model.yaml").code == 2
+    assert fxc("why", built, "dddd").code == 3
+    assert fxc("why", built, built).err == "hit: they are the same\n"
+    assert fxc("why", "absent.yaml").code == 2
+
+
+def test_lines_do_without_numbers_of_source_lines() -> None:
+    old = "def f():\n    # m.py:3 in forward: relu(x)\n    a = relu(x)\n    return a\n"
+    assert _lines(old, old.replace("m.py:3", "m.py:33")) == ()
+    assert _lines(old, old.replace("relu", "gelu"))[1:] == (
+        " def f():", "-    # m.py in forward: relu(x)", "-    a = relu(x)", "+    # m.py in forward: gelu(x)",
+        "+    a = gelu(x)", "     return a",
+    )  # fmt: skip
+
+
+def test_times_of_like_binaries() -> None:
+    def binary(label: str, seconds: float) -> Binary:
+        return Binary(piece="p", range=label, bytes=1, sha256="0", seconds=seconds)
+
+    known = [binary("n=1", 2.0), binary("n=1", 4.0), binary("n=8", 30.0)]
+    assert _like(known, "n=1") == 3.0
+    assert _like(known, "n=64") == 12.0
+    assert _like([], "n=1") is None

@@ -1,0 +1,65 @@
+"""From the machine that builds to those that serve: a walk through autoscaling, with compiled binaries."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import fxc
+from fxc.cache import Cache, Rules
+from tests.e2e import world
+from tests.e2e.conftest import Built
+
+NO_COMPILER = {"CXX": "/nonexistent", "PATH": "/nonexistent"}
+
+
+def test_autoscaling(copied: Callable[[Built], Built], plain: Built, tmp_path: Path) -> None:
+    """Built and pushed; the builder is gone; an image is made with what was pushed; a machine starts from the image."""
+    built, remote = copied(plain), str(tmp_path / "remote")
+    assert built.project.fxc("push", built.hash, "--remote", remote).code == 0
+    shutil.rmtree(built.project.cache)
+
+    image = world.plain(tmp_path / "server", tmp_path / "image")
+    done = image.fxc("pull", str(image.yaml), "--remote", remote, environ=NO_COMPILER)
+    assert done.hash == built.hash
+    shutil.rmtree(remote)
+    subprocess.run(["chmod", "-R", "a-w", str(image.cache)], check=True)
+
+    server = image._replace(cache=tmp_path / "own")
+    over = {**NO_COMPILER, "FXC_CACHE_PATH": str(image.cache)}
+    done = server.fxc("warm", str(server.yaml), "--require-hit", "--json", environ=over)
+    assert done.code == 0, done
+    assert (done.json["hash"], done.json["hit"], done.json["compilations"]) == (built.hash, True, 0)
+    assert not server.root.exists()
+    subprocess.run(["chmod", "-R", "u+w", str(image.cache)], check=True)
+
+
+def test_binaries_of_an_import_are_reused(copied: Callable[[Built], Built], plain: Built, tmp_path: Path) -> None:
+    """One more size compiles that size only, also where the rest came in an archive."""
+    built, file = copied(plain), str(tmp_path / "model.tar")
+    assert built.project.fxc("export", built.hash, file).code == 0
+    other = built.project._replace(cache=tmp_path / "other")
+    assert other.fxc("import", file).hash == built.hash
+    told = other.fxc("why", str(built.project.yaml), "--set", "compile.level=2", "--json")
+    assert told.code == 0, told
+    assert [entry["piece"] for entry in told.json["compile"]] == ["piece_0 n=4"]
+    assert told.json["compile"][0]["seconds"] > 0
+
+
+def test_pruned_under_a_program(copied: Callable[[Built], Built], plain: Built) -> None:
+    """What a program maps stays, artifact and binary, until the program is gone."""
+    built = copied(plain)
+    cache = Cache.open(built.project.cache)
+    program = fxc.load(built.hash, cache_dir=built.project.cache)
+    pruned = cache.prune(Rules(keep_latest=0))
+    assert pruned.in_use == (built.hash,)
+    assert cache.artifact(built.hash).verify() >= 3
+    assert all(cache.binary(key) is not None for key in program.manifest.binaries)
+    del program
+    gc.collect()
+    assert [removal.hash for removal in cache.prune(Rules(keep_latest=0)).removed] == [built.hash]
+    assert os.listdir(cache.root / "binaries") == []
