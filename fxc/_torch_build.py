@@ -13,6 +13,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx, nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils import _pytree
@@ -222,17 +223,53 @@ def expand(
     Args:
         kernels: op -> what computes it, with `torch.library.wrap_triton` around each kernel.
     """
-    if not any(node.target in kernels for node in module.graph.nodes):
+    graph = module.graph
+    found = [node for node in graph.nodes if node.target in kernels]
+    if not found:
         return module
+    values: dict[fx.Node, Any] = {}
+
+    class Values(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            values[n] = super().run_node(n)
+            return values[n]
+
+    with symbols.mode, enable_python_dispatcher():  # some ops are written in terms of others for symbols in Python only
+        Values(module).run(*inputs)
+        for node in found:
+            _inline(module, node, kernels[node.target], values)
+    graph.lint()
+    module.recompile()
+    return module
+
+
+def _inline(module: fx.GraphModule, node: fx.Node, kernel: Callable[..., Any], values: Mapping[fx.Node, Any]) -> None:
+    """Put what `kernel` does in place of a node. The rest of the graph stays as it is."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    class Expanding(fx.Interpreter):
-        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-            return kernels.get(target, target)(*args, **kwargs)
+    graph, given = module.graph, node.all_input_nodes
+
+    def call(*tensors: Any) -> Any:
+        known = dict(zip(given, tensors, strict=True))
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
+        return kernel(*args, **kwargs)
 
     # Not functionalised: then a kernel's write into an input would be lost.
-    with symbols.mode:
-        return make_fx(Expanding(module).run)(*inputs)
+    inner = make_fx(call)(*(values[n] for n in given))
+    places: dict[fx.Node, fx.Node] = dict(zip(inner.graph.find_nodes(op="placeholder"), given, strict=True))
+    with graph.inserting_before(node):
+        for constant in inner.graph.find_nodes(op="get_attr"):
+            name = f"{node.name}_{constant.target}"
+            setattr(module, name, getattr(inner, constant.target))
+            places[constant] = graph.get_attr(name)
+        result = graph.graph_copy(inner.graph, places)
+    if isinstance(result, (list, tuple)):
+        for item in list(node.users):
+            item.replace_all_uses_with(result[item.args[1]])
+            graph.erase_node(item)
+    elif isinstance(result, fx.Node):
+        node.replace_all_uses_with(result)
+    graph.erase_node(node)
 
 
 def _keep_registers() -> None:

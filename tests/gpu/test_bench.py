@@ -13,7 +13,7 @@ from tests.gpu.test_cuda import built, cache  # noqa: F401  fixtures
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
+@pytest.mark.filterwarnings("ignore")  # of torch.compile
 def test_every_variant(built: Any, cache: Any) -> None:  # noqa: F811
     found = bench(built.hash, cache_dir=cache, sizes=[5, 8], peers=("torch.compile", "reduce-overhead"), repeats=3)
     assert found.device == torch.cuda.get_device_name()

@@ -29,7 +29,7 @@ HOW: dict[str, dict[str, Any]] = {
 
 def made(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
     x = (4 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).to(dtype)
-    if shape[0] > 2:
+    if len(shape) > 1 and shape[0] > 2:
         x[0], x[1, ..., 0] = 0, float("nan")
         x[2] *= 1000
     return x.cuda()
