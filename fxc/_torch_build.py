@@ -265,7 +265,7 @@ def _inline(module: fx.GraphModule, node: fx.Node, kernel: Callable[..., Any], v
         result = graph.graph_copy(inner.graph, places)
     if isinstance(result, (list, tuple)):
         for item in list(node.users):
-            item.replace_all_uses_with(result[item.args[1]])
+            item.replace_all_uses_with(result[int(item.args[1])])  # type: ignore[arg-type]
             graph.erase_node(item)
     elif isinstance(result, fx.Node):
         node.replace_all_uses_with(result)

@@ -91,7 +91,8 @@ def test_levels() -> None:
     passes = configure({}, PIPELINE)
     assert enabled(passes, 0, target()) == ()
     assert [entry.name for entry in enabled(passes, 1, target())] == ["noop"]
-    assert enabled(passes, 2, target()) == enabled(passes, 3, target()) == passes
+    on_cpu = tuple(entry for entry in passes if entry.name != "row_linear")
+    assert enabled(passes, 2, target()) == enabled(passes, 3, target()) == on_cpu
     assert enabled((Swap(enabled=False),), 3, target()) == ()
 
 
