@@ -23,6 +23,7 @@ from fxc.cache.files import io_errors
 from fxc.cache.layout import MANIFEST, Layout, prune_formats
 from fxc.cache.lock import BUILDING, PULLING, leftovers, lock, staging, try_lock, use_of
 from fxc.cache.publish import sweep
+from fxc.capture_plan import beside
 from fxc.errors import FxcError
 from fxc.manifest import Manifest
 
@@ -152,6 +153,7 @@ def _remove_artifact(layout: Layout, removal: Removal, stage: Path) -> bool:
                 if (place / MANIFEST).stat().st_mtime > removal.last_used:
                     return False
                 os.rename(place, stage / removal.hash)
+                beside(place).unlink(missing_ok=True)
             except FileNotFoundError:  # another one has pruned it
                 return True
             layout.lock(name).unlink()

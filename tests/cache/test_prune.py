@@ -72,6 +72,14 @@ def test_the_least_recently_used_goes_with_its_binary(filled: Cache) -> None:
     assert f"use.{OLD}.lock" not in names(filled.root / "locks")
 
 
+def test_the_note_of_what_graphs_took_goes_too(filled: Cache) -> None:
+    artifacts = filled.root / "artifacts"
+    for hash in (OLD, NEW):
+        beside(artifacts / hash).write_text("{}")
+    filled.prune(Rules(keep_latest=1))
+    assert names(artifacts) == [NEW, f"{NEW}.captures.json"]
+
+
 def test_a_binary_that_another_artifact_refers_to_stays(filled: Cache) -> None:
     manifest = filled.artifact(OLD).manifest
     filled.publish(msgspec.structs.replace(manifest, hash=HASH), "rank_0_0", {}, [OLD])
