@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from fxc.cache import Cache, Rules, key
+from fxc.capture_plan import beside
 from fxc.errors import CacheMissError
 from fxc.manifest import Source
 
