@@ -41,7 +41,10 @@ class CapturePlan(msgspec.Struct, frozen=True):
 
 
 def beside(artifact: Path) -> Path:
-    """Where the file is: not inside the artifact, whose every file has a digest."""
+    """Where the file is: in the cache that the artifact lies in, or next to it; not inside, as every file of an artifact
+    has a digest."""
+    if artifact.parent.name == "artifacts":
+        return artifact.parent.with_name("captures") / f"{artifact.name}.json"
     return artifact.with_name(f"{artifact.name}.captures.json")
 
 
@@ -60,6 +63,7 @@ def note(file: Path, device: str, torch: str, recorded: Iterable[Recorded]) -> N
     graphs = {(graph.mode, tuple(graph.size.items())): graph for graph in (*kept, *recorded)}
     text = msgspec.json.format(msgspec.json.encode(CapturePlan(device, torch, tuple(graphs.values()))), indent=1)
     with contextlib.suppress(OSError):
+        file.parent.mkdir(mode=0o700, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{file.name}", dir=file.parent)
         with os.fdopen(handle, "wb") as stream:
             stream.write(text + b"\n")

@@ -15,6 +15,7 @@ ONE = Recorded({"n": 1}, "piecewise", 10, 0.1)
 def test_sizes_are_put_in_place_of_what_was_said_of_them(tmp_path: Path) -> None:
     file = beside(tmp_path / "abc")
     assert (file.name, read(file)) == ("abc.captures.json", None)
+    assert beside(tmp_path / "v1" / "artifacts" / "abc") == tmp_path / "v1" / "captures" / "abc.json"
     note(file, "GPU", "2.11", [EIGHT, ONE])
     again = Recorded({"n": 8}, "full", 90, 0.4)
     note(file, "GPU", "2.11", [again])
@@ -32,8 +33,9 @@ def test_what_another_gpu_or_torch_took_is_dropped(tmp_path: Path, device: str, 
 
 
 def test_where_it_cannot_be_written_or_read(tmp_path: Path) -> None:
-    note(beside(tmp_path / "missing" / "abc"), "GPU", "2.11", [EIGHT])
-    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "captures").write_text("no directory")
+    note(beside(tmp_path / "artifacts" / "abc"), "GPU", "2.11", [EIGHT])
+    assert [path.name for path in tmp_path.iterdir()] == ["captures"]
     file = beside(tmp_path / "abc")
     file.write_text("{")
     assert read(file) is None

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from fxc.cache import Cache, Rules, key
-from fxc.capture_plan import beside
+from fxc.capture_plan import Recorded, beside, note
 from fxc.errors import CacheMissError
 from fxc.manifest import Source
 
@@ -74,11 +74,10 @@ def test_the_least_recently_used_goes_with_its_binary(filled: Cache) -> None:
 
 
 def test_the_note_of_what_graphs_took_goes_too(filled: Cache) -> None:
-    artifacts = filled.root / "artifacts"
     for hash in (OLD, NEW):
-        beside(artifacts / hash).write_text("{}")
+        note(beside(filled.root / "artifacts" / hash), "GPU", "2.11", [Recorded({"n": 8}, "full", 100, 0.5)])
     filled.prune(Rules(keep_latest=1))
-    assert names(artifacts) == [NEW, f"{NEW}.captures.json"]
+    assert names(filled.root / "captures") == [f"{NEW}.json"]
 
 
 def test_a_binary_that_another_artifact_refers_to_stays(filled: Cache) -> None:
