@@ -41,8 +41,8 @@ class CapturePlan(msgspec.Struct, frozen=True):
 
 
 def beside(artifact: Path) -> Path:
-    """Where the file is: in the cache that the artifact lies in, or next to it; not inside, as every file of an artifact
-    has a digest."""
+    """Where the file is: in the cache that the artifact lies in, or next to it. Not inside, as every file of an
+    artifact has a digest."""
     if artifact.parent.name == "artifacts":
         return artifact.parent.with_name("captures") / f"{artifact.name}.json"
     return artifact.with_name(f"{artifact.name}.captures.json")
