@@ -49,12 +49,13 @@ class RowLinear(Fusion):
         return any(low == high == 1 for _, low, high in box.bounds)
 
     def anchors(self, graph: fx.Graph) -> Iterable[fx.Node]:
+        """Products with a weight that is worth it."""
         products = (aten.linear.default, aten.mm.default, aten.matmul.default, aten.addmm.default)
-        return [node for node in graph.nodes if is_op(node, *products)]
+        return [node for node in graph.nodes if is_op(node, *products) and _is_large(_factors(node)[1])]
 
     def run(self, graph: fx.Graph, box: Range) -> Outcome:
         layouts = Layouts(box)
-        tried = {n.name: self._try(graph, n, layouts) for n in self.anchors(graph) if _is_row(_row_of(n), box)}
+        tried = {n.name: self._try(graph, n, layouts) for n in self.anchors(graph) if _is_row(_factors(n)[0], box)}
         return Outcome(
             tuple(name for name, miss in tried.items() if miss is None),
             tuple(miss for miss in tried.values() if miss is not None),
@@ -62,14 +63,10 @@ class RowLinear(Fusion):
 
     def check(self, found: Found) -> NearMiss | None:
         x, weight, bias = found.values["x"], found.values["weight"], found.values.get("bias")
-        if dtype(x) not in (torch.bfloat16, torch.float16) or dtype(weight) != dtype(x):
-            return NearMiss(weight.name, f"is {weight.meta['layout']}, expected 16 bits, as its input has")
-        if len(shape(weight)) != 2 or not all(size.isdigit() for size in shape(weight)):
-            return NearMiss(weight.name, f"is {weight.meta['layout']}, expected a matrix of known sizes")
+        if dtype(weight) != dtype(x):
+            return NearMiss(weight.name, f"is {weight.meta['layout']}, its input {x.meta['layout']}")
         if last_stride(weight) != "1" or last_stride(x) != "1":
             return NearMiss(weight.name, f"is {weight.meta['layout']}, expected rows without gaps")
-        if int(shape(weight)[0]) * int(shape(weight)[1]) < LEAST:
-            return NearMiss(weight.name, f"is {weight.meta['layout']}, small enough for any kernel")
         if bias is not None and shape(bias) != shape(weight)[:1]:
             return NearMiss(bias.name, f"is {bias.meta['layout']}, expected one number for each row of the weight")
         return None
@@ -80,11 +77,18 @@ class RowLinear(Fusion):
         return {"root": new.call(gemv, values["x"], values["weight"], *more)}
 
 
-def _row_of(node: fx.Node) -> fx.Node:
-    """What a product multiplies the weight by."""
-    x = node.args[1 if is_op(node, aten.addmm.default) else 0]
+def _factors(node: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """What a product multiplies, and by what."""
+    x, weight = node.args[1:3] if is_op(node, aten.addmm.default) else node.args[:2]
     assert isinstance(x, fx.Node)
-    return x
+    assert isinstance(weight, fx.Node)
+    return x, weight
+
+
+def _is_large(weight: fx.Node) -> bool:
+    sizes = shape(weight)
+    known = len(sizes) == 2 and all(size.isdigit() for size in sizes)
+    return known and dtype(weight) in (torch.bfloat16, torch.float16) and int(sizes[0]) * int(sizes[1]) >= LEAST
 
 
 def _is_row(x: fx.Node, box: Range) -> bool:
