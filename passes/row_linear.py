@@ -23,7 +23,7 @@ LEAST = 1 << 20
 """Elements of a weight from which on a kernel of its own pays: smaller ones are read in less than a launch takes."""
 
 X, WEIGHT, BIAS = Tensor("x"), Tensor("weight"), Tensor("bias")
-TURNED: Pattern = OneOf((Call(aten.t.default, (WEIGHT,)), Call(aten.transpose.int, (WEIGHT, Exactly(0), Exactly(1)))))
+TURNED: Pattern = OneOf((Call(aten.t.default, (WEIGHT,)), Call(aten.transpose.int, (WEIGHT, Exactly(-2), Exactly(-1)))))
 
 
 @dataclass(frozen=True)
