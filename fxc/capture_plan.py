@@ -1,4 +1,4 @@
-"""A small file beside an artifact that tells what its CUDA graphs took, for people and for the next capture."""
+"""A small file that tells what an artifact's CUDA graphs took, for people and for the next capture."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from fxc.manifest import FORMAT
 from fxc.shapes import point_label
 
 Mode = Literal["full", "piecewise"]
@@ -43,7 +44,7 @@ class CapturePlan(msgspec.Struct, frozen=True):
 def beside(artifact: Path) -> Path:
     """Where the file is: in the cache that the artifact lies in, or next to it. Not inside, as every file of an
     artifact has a digest."""
-    if artifact.parent.name == "artifacts":
+    if artifact.parent.name == "artifacts" and artifact.parent.parent.name == f"v{FORMAT}":
         return artifact.parent.with_name("captures") / f"{artifact.name}.json"
     return artifact.with_name(f"{artifact.name}.captures.json")
 
@@ -65,6 +66,9 @@ def note(file: Path, device: str, torch: str, recorded: Iterable[Recorded]) -> N
     with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{file.name}", dir=file.parent)
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(text + b"\n")
-        Path(name).replace(file)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(text + b"\n")
+            Path(name).replace(file)
+        except OSError:
+            Path(name).unlink(missing_ok=True)

@@ -67,7 +67,7 @@ def warm(
     cache_dir: Path | None = None, observer: Observer | None = None,
 ) -> WarmResult:  # fmt: skip
     """Look up (or build) what `ref` names, check its digests, load it, run one step per size and range, and on a GPU
-    capture the CUDA graphs that model.yaml asks for: their times and memory are noted beside the artifact.
+    capture the CUDA graphs that model.yaml asks for, whose times and memory are noted in the cache.
 
     Args:
         ref: a model.yaml, a prefix of a hash, or the path of an artifact.
@@ -226,7 +226,8 @@ def _run_all(program: Program, manifest: Manifest) -> None:
 def _capture(program: Program) -> tuple[list[Recorded], str]:
     """What was captured, or why nothing: a program that no graph can hold is ready without."""
     try:
-        return program.capture(), ""
+        recorded = program.capture()
+        return recorded, "; ".join(program.capture_failures.values())
     except RunError as error:
         return [], error.message
 

@@ -33,9 +33,10 @@ def test_what_another_gpu_or_torch_took_is_dropped(tmp_path: Path, device: str, 
 
 
 def test_where_it_cannot_be_written_or_read(tmp_path: Path) -> None:
-    (tmp_path / "captures").write_text("no directory")
-    note(beside(tmp_path / "artifacts" / "abc"), "GPU", "2.11", [EIGHT])
-    assert [path.name for path in tmp_path.iterdir()] == ["captures"]
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "v1" / "captures").write_text("no directory")
+    note(beside(tmp_path / "v1" / "artifacts" / "abc"), "GPU", "2.11", [EIGHT])
+    assert [path.name for path in (tmp_path / "v1").iterdir()] == ["captures"]
     file = beside(tmp_path / "abc")
     file.write_text("{")
     assert read(file) is None

@@ -35,7 +35,7 @@ class BatchDescriptor(msgspec.Struct, frozen=True):
 
     @property
     def uniform_decode(self) -> bool:
-        """Every request has one new token."""
+        """No more new tokens than requests: one for each."""
         return self.num_requests is not None and self.num_tokens <= self.num_requests
 
 

@@ -79,7 +79,7 @@ def compile_call(
         **{f"bound_{name}": tensor for name, tensor in (bound or {}).items()},
         "enter": lock.acquire,
         "leave": lock.release,
-        "busy": _busy,
+        "busy": busy,
         "grad_enabled": torch.is_grad_enabled,
         "set_grad": _torch_run.grad_switch(),
         "autocast": torch.is_autocast_enabled,
@@ -90,7 +90,7 @@ def compile_call(
     }
     namespace = {under + name: value for name, value in names.items()}
     exec(compile(text, "<fxc dispatch>", "exec"), namespace)
-    call: Step = namespace["call"]
+    call: Step = namespace.pop("call")  # else a cycle, which would keep graphs that were dropped
     return call
 
 
@@ -99,7 +99,8 @@ def _underscores(inputs: Sequence[Input], ranges: Sequence[Range]) -> str:
     return "_" * (1 + max((len(name) - len(name.lstrip("_")) for name in names), default=0))
 
 
-def _busy() -> NoReturn:
+def busy() -> NoReturn:
+    """For a thread that calls while another one does."""
     raise RunError(
         "another thread is in this program: what they write would be mixed up",
         "call it from one thread at a time, or load it once for each",

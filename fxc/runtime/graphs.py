@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -78,8 +78,9 @@ class Graphs:
 
     def __init__(
         self, inputs: Sequence[Input], results: Sequence[Tensor], weights: Mapping[str, torch.Tensor],
-        bound: Mapping[str, torch.Tensor], written: Collection[str], wishes: Sequence[Wish], recorder: Recorder, *,
-        copy: bool, failures: Mapping[Mode, str] = MappingProxyType({}),
+        bound: Mapping[str, torch.Tensor], bound_sizes: Mapping[str, int], written: Sequence[torch.Tensor],
+        wishes: Sequence[Wish], recorder: Callable[[], Recorder], *, copy: bool,
+        failures: Mapping[Mode, str] = MappingProxyType({}), memory_limit: int | None = None,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -87,15 +88,21 @@ class Graphs:
             results: of the program, in order.
             weights: weights and constants by name, in the order in which steps take them.
             bound: inputs that do not come with each call.
-            written: names of weights and constants that the program writes into.
+            bound_sizes: values of the dimensions that these have.
+            written: tensors that the program writes into, and that are to be as before after a capture.
             wishes: what may be captured.
+            recorder: makes what records, with a memory pool of its own.
             copy: whether results are copied, so that they stay as they are at the next call.
             failures: why there is no graph of a mode that was wished for.
+            memory_limit: bytes that graphs may take.
 
         Raises:
             RunError: the program writes into an input that comes with each call.
         """
-        self.inputs, self.results, self.copy, self.recorder = inputs, results, copy, recorder
+        self.inputs, self.results, self.copy = inputs, results, copy
+        self._make_recorder, self.recorder = recorder, recorder()
+        self._limit, self._total = memory_limit, 0
+        self._sizes = dict(bound_sizes)
         self.failures = dict(failures)
         self.counters = Counters()
         self.recorded: list[Recorded] = []
@@ -108,70 +115,93 @@ class Graphs:
                     "declare the input with `bound: true`, and hand it over with program.bind_inputs",
                 )
         self._weights, self._bound = dict(weights), dict(bound)
-        self._static = StaticInputs(own, [wish.size for wish in wishes], recorder.device)
-        self._dims = list(dict.fromkeys(name for entry in own for name in dims_of(entry.shape)))
+        self._static = StaticInputs(own, [self._sizes | wish.size for wish in wishes], self.recorder.device)
+        names = (name for entry in own for name in dims_of(entry.shape) if name not in self._sizes)
+        self._dims = list(dict.fromkeys(names))
         self._places = [_place(inputs, name) for name in self._dims]
         self._own = [position for position, entry in enumerate(inputs) if not entry.bound]
-        self._written = [weights[name] for name in written]
-        self._held = {**self._weights, **self._bound}
-        self._tensors = list(self._held.values())
+        self._written = list(written)
+        self._names = [*self._weights, *self._bound]
+        self._tensors = [*self._weights.values(), *self._bound.values()]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self._unpadded: dict[Mode, str] = {}
         if not results or not all(is_size(part) for tensor in results for part in tensor.shape):
             refusal = "how the results' sizes follow from the dimensions is not known"
             self._unpadded = {"full": refusal, "piecewise": refusal}
+        for wish in self.wishes:
+            if refusal := self._static.unpadded(wish.size):
+                self._unpadded.setdefault(wish.mode, refusal)
         self._served: dict[tuple[int, ...], tuple[Wish | None, Choice]] = {}
 
-    def record(
-        self, *, marked: bool = False, memory_limit: int | None = None, known: Mapping[str, int] = MappingProxyType({})
-    ) -> list[Recorded]:
+    def record(self, *, marked: bool = False, known: Mapping[str, int] = MappingProxyType({})) -> list[Recorded]:
         """Capture what is not yet, the largest size first: smaller ones then fit into its memory.
+
+        With a memory limit, sizes are left out from the largest on until one fits; then small ones come first, which
+        gain the most, until the limit is met.
 
         Args:
             marked: only what a call could have used.
-            memory_limit: bytes that graphs may take. Sizes are left out from the largest on until one fits; then
-                small ones come first, which gain the most, until the limit is met.
             known: bytes that sizes took at an earlier capture, by `Wish.label`: what is too large is not tried.
 
         Raises:
-            CaptureError: an op cannot be captured; its line of the program and the size are named.
+            CaptureError: an op cannot be captured; its line of the program and the size are named. It is not tried
+                again.
+            RunError: out of memory.
         """
         waiting = [wish for wish in self.wishes if wish.graph is None and (wish.wanted or not marked)]
         before = len(self.recorded)
         kept = [(tensor, tensor.clone()) for tensor in self._written]
-        with self.recorder.session():
-            self._free = self.recorder.free_bytes()
-            total = 0
+        try:
             while waiting:
-                wish = waiting.pop(0)
-                if memory_limit is not None and not total and known.get(wish.label, 0) > memory_limit:
-                    continue
-                entry = self._record(wish)
-                if memory_limit is not None and total + entry.bytes > memory_limit:
-                    wish.graph = None
-                    if total:
-                        break
-                    continue
-                if memory_limit is not None and not total:
-                    waiting.reverse()
-                total += entry.bytes
-                self.recorded.append(entry)
+                with self.recorder.session():
+                    self._free = self.recorder.free_bytes()
+                    waiting = self._record_all(waiting, known)
+        finally:
             for tensor, value in kept:
                 tensor.copy_(value)
-        self._served.clear()
+            self._served.clear()
         return self.recorded[before:]
+
+    def _record_all(self, waiting: list[Wish], known: Mapping[str, int]) -> list[Wish]:
+        """Record until all is done, or the first graph is too large: then its pool has to go, and the rest is left."""
+        limit, ascending = self._limit, False
+        while waiting:
+            wish = waiting.pop(0)
+            if limit is not None and not self.recorded and known.get(wish.label, 0) > limit:
+                continue
+            try:
+                entry = self._record(wish)
+            except CaptureError as error:
+                self.wishes.remove(wish)
+                self.failures.setdefault(wish.mode, error.message)
+                raise
+            if limit is not None and self._total + entry.bytes > limit:
+                wish.graph, wish.wanted = None, False
+                if self.recorded:
+                    return []
+                self.recorder = self._make_recorder()
+                return waiting
+            self._total += entry.bytes
+            self.recorded.append(entry)
+            if limit is not None and not ascending:
+                waiting.reverse()
+                ascending = True
+        return []
 
     def _record(self, wish: Wish) -> Recorded:
         start = time.perf_counter()
-        views = self._static.views(wish.size)
+        views = self._static.views(self._sizes | wish.size)
         arguments = self._arguments(wish, views)
         try:
             record = self._full if wish.mode == "full" else self._piecewise
             run, result = record(wish, arguments)
+        except torch.OutOfMemoryError as error:
+            raise RunError(
+                f"{point_label(wish.size)} cannot be captured: the GPU has no memory left",
+                "capture fewer sizes, or give a memory_limit",
+            ) from error
         except Exception as error:
             raise _failed(wish, error) from error
-        if refusal := self._static.unpadded(wish.size):
-            self._unpadded.setdefault(wish.mode, refusal)
         if not _torch_run.only_tensors(result):
             self._unpadded.setdefault(wish.mode, "a result is no tensor")
         wish.graph = _Graph(run, views)
@@ -188,7 +218,8 @@ class Graphs:
             if entry.bound:
                 view = self._bound[entry.name]
             elif view is None:
-                shape = [size_at(part, dict.fromkeys(dims_of(entry.shape), 1) | wish.size) for part in entry.shape]
+                least = dict.fromkeys(dims_of(entry.shape), 1) | self._sizes | wish.size
+                shape = [size_at(part, least) for part in entry.shape]
                 view = stand_in(entry, shape, self.recorder.device)
             found.append(view)
         return found
@@ -208,7 +239,7 @@ class Graphs:
         moving = {
             position
             for position, entry in enumerate(self.inputs)
-            if not entry.bound and not set(dims_of(entry.shape)) <= wish.size.keys()
+            if not entry.bound and not set(dims_of(entry.shape)) <= self._sizes.keys() | wish.size.keys()
         }
         static = [tensor for position, tensor in enumerate(arguments) if position not in moving]
         result = step.record(arguments, [*static, *self._tensors])
@@ -235,12 +266,11 @@ class Graphs:
 
     def choose(self, sizes: Mapping[str, int]) -> Choice:
         """What serves a batch of these sizes now."""
-        return self._serve(tuple(sizes[name] for name in self._dims))[1]
+        return choose(self._batch(tuple(sizes[name] for name in self._dims)), self._captured(self._recorded()))
 
     def _serve(self, key: tuple[int, ...]) -> tuple[Wish | None, Choice]:
         """Choose once for each combination of sizes. One that is not recorded yet is marked, and not used."""
-        batch = BatchDescriptor(dict(zip(self._dims, key, strict=True)))
-        recorded = [wish for wish in self.wishes if wish.graph is not None]
+        batch, recorded = self._batch(key), self._recorded()
         choice = choose(batch, self._captured(recorded))
         best = choose(batch, self._captured(self.wishes))
         for wish in self.wishes:
@@ -251,6 +281,12 @@ class Graphs:
             self._served.clear()
         self._served[key] = found, choice
         return found, choice
+
+    def _batch(self, key: tuple[int, ...]) -> BatchDescriptor:
+        return BatchDescriptor(dict(zip(self._dims, key, strict=True)))
+
+    def _recorded(self) -> list[Wish]:
+        return [wish for wish in self.wishes if wish.graph is not None]
 
     def _captured(self, wishes: Iterable[Wish]) -> Captured:
         sizes: dict[Mode, tuple[dict[str, int], ...]] = {}
@@ -288,7 +324,8 @@ class Graphs:
         return _torch_run.tree_map(cut, result)
 
     def _moved(self) -> RunError:
-        names = [name for name, a in zip(self._held, self._addresses, strict=True) if self._held[name].data_ptr() != a]
+        places = zip(self._names, self._tensors, self._addresses, strict=True)
+        names = [name for name, tensor, address in places if tensor.data_ptr() != address]
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
         return RunError(
             f"{names[0]}{more} has moved since the graphs were captured: a replay would read the old place",

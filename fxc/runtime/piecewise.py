@@ -31,7 +31,7 @@ class Piecewise:
         """
         self.recorder = recorder
         self._static: set[int] = set()
-        """Where memory begins that stays where it is."""
+        """Addresses of tensors that stay where they are. A view that is made between graphs may begin elsewhere."""
         self._empties: Tensors = []
         self._pieces: list[Callable[[Tensors], Any]] = []
         self._captured, self._factory, self._weights = captured, factory, weights
@@ -90,10 +90,10 @@ class Piecewise:
         return next(self._empty)
 
     def _keep(self, tensors: Iterable[torch.Tensor]) -> None:
-        self._static |= {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        self._static |= {tensor.data_ptr() for tensor in tensors}
 
     def _stays(self, tensor: torch.Tensor) -> bool:
-        return not tensor.numel() or tensor.untyped_storage().data_ptr() in self._static
+        return not tensor.numel() or tensor.data_ptr() in self._static
 
 
 def _replaying(replay: Replay, results: Tensors, copies: Sequence[tuple[int, torch.Tensor]]) -> Callable[..., Tensors]:

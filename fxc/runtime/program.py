@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -108,8 +109,9 @@ class Program:
         bound = weights.collect(self.manifest.weights, opened, self.device, strict, unused)
         if isinstance(source, nn.Module):
             weights.check_constants(source, self.manifest.constants, self._constants)
-        self._weights = bound
-        self._ready()
+        with self._alone():
+            self._weights = bound
+            self._ready()
         return self
 
     def bind_inputs(self, tensors: Mapping[str, torch.Tensor]) -> Program:
@@ -119,9 +121,11 @@ class Program:
         Raises:
             InputError: missing or superfluous names, wrong shapes, dtypes, devices or layouts; nothing is bound then.
         """
-        self._bound = check_bound(self.manifest.inputs, self.ranges, tensors, self.device)
-        self._inputs = {name: plain(name, tensor) for name, tensor in tensors.items()}
-        self._ready()
+        sizes = check_bound(self.manifest.inputs, self.ranges, tensors, self.device)
+        with self._alone():
+            self._bound = sizes
+            self._inputs = {name: plain(name, tensor) for name, tensor in tensors.items()}
+            self._ready()
         return self
 
     def capture(
@@ -130,7 +134,7 @@ class Program:
     ) -> list[Recorded]:  # fmt: skip
         """Record CUDA graphs for sizes; calls of these sizes, and batches padded to them, replay them from then on.
 
-        Binding anew drops the graphs. What was captured is noted in a file beside the artifact, if that can be written.
+        Binding anew drops the graphs. What was captured is noted in the cache, or beside an artifact elsewhere.
 
         Args:
             mode: `full`, graphs of whole steps; `piecewise`, of compiled pieces, with the ops between them run as they
@@ -158,56 +162,88 @@ class Program:
             )
         if not self._steps:
             self._unbound()
-        self._graphs = None
-        self._serve(self._steps)
-        if mode == "none":
-            return []
         given = capture_sizes.listed(self.manifest.spec, self.cudagraph, self.ranges, self._bound, sizes, mode)
-        if self._recorder is None:
-            return []
-        make = partial(self._capture, given, copy=copy, lazy=lazy, memory_limit=memory_limit)
-        try:
-            return make(mode, {})
-        except CaptureError as error:
-            if mode != "full_and_piecewise":
-                raise
-            return make("piecewise", {"full": error.message})
+        chosen = [] if mode == "none" else self._choose(given, mode)
+        with self._alone():
+            self._graphs = None
+            self._serve(self._steps)
+            make = partial(self._capture, copy=copy, lazy=lazy, memory_limit=memory_limit)
+            try:
+                return make(chosen, {})
+            except CaptureError as error:
+                if mode != "full_and_piecewise":
+                    raise
+                return make(self._choose(given, "piecewise"), {"full": error.message})
 
     def capture_marked(self) -> list[Recorded]:
         """Record the sizes that calls could have used since `capture(lazy=True)`. For when no request waits."""
         if self._graphs is None:
             return []
-        recorded = self._graphs.record(marked=True)
-        self._note(recorded)
-        return recorded
+        with self._alone():
+            before = len(self._graphs.recorded)
+            try:
+                return self._graphs.record(marked=True)
+            finally:
+                self._note(self._graphs.recorded[before:])
 
     @property
     def counters(self) -> Counters:
         """How calls were served since the last capture."""
         return Counters() if self._graphs is None else self._graphs.counters
 
+    @property
+    def capture_failures(self) -> dict[Mode, str]:
+        """Why there are no graphs of a mode that was asked for, where some op cannot be captured."""
+        return {} if self._graphs is None else dict(self._graphs.failures)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While graphs are recorded or dropped, nobody may call."""
+        if not self._lock.acquire(blocking=False):
+            dispatch.busy()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _choose(self, sizes: Sequence[dict[str, int]], mode: str) -> list[capture_sizes.Chosen]:
+        return capture_sizes.choose(self.manifest, self.ranges, self._bound, sizes, mode)
+
     def _capture(
-        self, sizes: Sequence[dict[str, int]], mode: str, failures: Mapping[Mode, str], *, copy: bool, lazy: bool,
+        self, chosen: Sequence[capture_sizes.Chosen], failures: Mapping[Mode, str], *, copy: bool, lazy: bool,
         memory_limit: int | None,
     ) -> list[Recorded]:  # fmt: skip
-        chosen = capture_sizes.choose(self.manifest, self.ranges, self._bound, sizes, mode)
         wishes = [Wish(c.mode, c.size, self._factories[c.program], self._steps[c.program], c.fixed) for c in chosen]
         if not wishes or self._recorder is None:
             return []
         weights = dict(zip([w.name for w in self.manifest.weights], self._weights or (), strict=True))
         weights |= dict(zip([c.name for c in self.manifest.constants], self._constants, strict=True))
-        written = [entry.name for entry in self.manifest.weights if entry.mutated]
-        written += [entry.name for entry in self.manifest.constants if entry.mutated]
         graphs = Graphs(
-            self.manifest.inputs, self.manifest.results, weights, self._inputs, written, wishes,
-            self._recorder(self.device), copy=copy, failures=failures,
+            self.manifest.inputs, self.manifest.results, weights, self._inputs, self._bound or {},
+            self._written(weights), wishes, partial(self._recorder, self.device), copy=copy, failures=failures,
+            memory_limit=memory_limit,
         )  # fmt: skip
         if not lazy:
-            plan = None if self._path is None else capture_plan.read(capture_plan.beside(self._path))
-            self._note(graphs.record(memory_limit=memory_limit, known=plan.bytes if plan else {}))
+            self._note(graphs.record(known=self._noted()))
         self._graphs = graphs
         self._serve([graphs.serving(step) for step in self._steps])
         return graphs.recorded
+
+    def _written(self, weights: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """What a capture must leave as it was. Pad rows write into no paged cache, which would be too large to copy."""
+        found = [weights[entry.name] for entry in self.manifest.weights if entry.mutated]
+        found += [weights[entry.name] for entry in self.manifest.constants if entry.mutated]
+        if self.manifest.spec.kv_cache is None:
+            found += [self._inputs[entry.name] for entry in self.manifest.inputs if entry.mutated and entry.bound]
+        return found
+
+    def _noted(self) -> dict[str, int]:
+        """Bytes that sizes took at an earlier capture on such a GPU."""
+        plan = None if self._path is None else capture_plan.read(capture_plan.beside(self._path))
+        if plan is None or self.device.type != "cuda":
+            return {}
+        here = (torch.cuda.get_device_name(self.device), str(torch.__version__))
+        return plan.bytes if (plan.device, plan.torch) == here else {}
 
     def _note(self, recorded: Sequence[Recorded]) -> None:
         if self._path is not None and recorded and self.device.type == "cuda":

@@ -64,6 +64,8 @@ class Recorder:
             return self._record(call)
         try:
             return self._record(call)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError:
             self._run(call)
             return self._record(call)

@@ -43,14 +43,18 @@ class StaticInputs:
         return found
 
     def fill(self, views: Views, given: Sequence[torch.Tensor]) -> None:
-        """Copy a call's tensors, and fill the rows behind them as the inputs say."""
+        """Copy a call's tensors, and fill the rows behind them as the inputs say. What has a pad has no other dimension
+        than the first (spec.py sees to it)."""
         into, values = [], []
         for entry, view, tensor in zip(self.inputs, views, given, strict=True):
             if view is None:
                 continue
             if view.shape != tensor.shape:
                 rest = view[len(tensor) :]
-                rest.fill_(entry.pad) if isinstance(entry.pad, int) else rest.copy_(tensor[-1:])
+                if len(tensor) and not isinstance(entry.pad, int):
+                    rest.copy_(tensor[-1:])
+                else:
+                    rest.fill_(entry.pad if isinstance(entry.pad, int) else 0)
                 view = view[: len(tensor)]
             into.append(view)
             values.append(tensor)

@@ -34,7 +34,7 @@ def test_defaults(fxc: Any, asked: dict[str, Any]) -> None:
     told = fxc("bench", "abcd")
     assert (told.code, told.out) == (0, "")
     assert asked == {
-        "ref": "abcd", "sizes": None, "peers": False, "repeats": 20, "context": None, "cache_dir": None,
+        "ref": "abcd", "sizes": None, "peers": (), "repeats": 20, "context": None, "cache_dir": None,
     }  # fmt: skip
     words = [" ".join(line.split()) for line in told.err.splitlines()]
     assert words == [
@@ -59,7 +59,7 @@ def test_options(fxc: Any, asked: dict[str, Any], tmp_path: Path) -> None:
         "--cache-dir", str(tmp_path),
     )  # fmt: skip
     assert asked == {
-        "ref": "abcd", "sizes": [1, 8, 64], "peers": True, "repeats": 3, "context": 0, "cache_dir": tmp_path,
+        "ref": "abcd", "sizes": [1, 8, 64], "peers": ["torch.compile", "reduce-overhead"], "repeats": 3, "context": 0, "cache_dir": tmp_path,
     }  # fmt: skip
 
 

@@ -328,3 +328,97 @@ def test_whole_steps_that_cannot_be_captured(two: Loaded) -> None:
     assert same(two(**inputs), expected(**inputs))
     assert two.counters.piecewise == 1
     assert "n=4,r=2 cannot be captured" in str(two.explain(n=9, r=1))
+
+
+def test_a_typo_in_sizes_drops_nothing(artifact: Make) -> None:
+    program = one(artifact)
+    program.capture(sizes=[8])
+    with pytest.raises(InputError):
+        program.capture(sizes=[17])
+    program(rows(8))
+    assert program.counters.full == 1
+
+
+def test_explain_marks_nothing(artifact: Make) -> None:
+    program = one(artifact)
+    program.capture(sizes=[2, 8], lazy=True)
+    assert str(program.explain(n=5)).endswith("compiled: no full graph is captured; no piecewise graph is captured")
+    assert program.capture_marked() == []
+
+
+def test_a_limit_holds_for_what_is_captured_later(artifact: Make) -> None:
+    program = one(artifact)
+    program.capture(sizes=[2, 4, 8], lazy=True, memory_limit=1500)
+    for n in (2, 4, 8):
+        program(rows(n))
+    assert [entry.size["n"] for entry in program.capture_marked()] == [8]
+    program(rows(3))
+    assert program.capture_marked() == []
+
+
+def test_nobody_calls_while_graphs_are_recorded(artifact: Make) -> None:
+    program = one(artifact)
+    with program._alone(), pytest.raises(RunError, match="another thread is in this program"):
+        program.capture(sizes=[8])
+    assert len(program.capture(sizes=[8])) == 1
+
+
+STATE = '''"""tiny"""
+import torch
+WEIGHTS = ("calls",)
+def step_0(pieces, weights, empty=torch.empty):
+    (piece_0,) = pieces
+    (calls,) = weights
+    def step(x, mask, log):
+        (y,) = piece_0([x, mask, calls, log])
+        EAGER(y)
+        return y
+    return step
+def piece_0(args):
+    x, mask, calls, log = args
+    calls.add_(1)
+    log[0] = calls
+    return (x * calls + mask.sum(),)
+def EAGER(y):
+    pass
+PIECES = {"step_0": (piece_0,)}
+'''
+"""Writes into a weight and into a bound input, whose size another input of each call has, too."""
+
+
+@pytest.fixture
+def state(artifact: Make) -> Loaded:
+    box = Range((("n", 1, 8), ("slots", 1, 8)))
+    program = load(artifact(
+        code=STATE, constants={}, weights=(Weight(name="calls", shape=(1,), dtype="float32", mutated=True),),
+        inputs=(
+            Input(name="x", shape=("n",), dtype="float32", pad=0), Input(name="mask", shape=("slots",), dtype="float32"),
+            Input(name="log", shape=("slots",), dtype="float32", bound=True, mutated=True),
+        ),
+        results=(Tensor(name="y", shape=("n",), dtype="float32"),),
+        pieces={"step_0": (Piece("piece_0", "compiled", "a", 1, ("n", "slots")),)},
+        programs=(Program(range=box, step="step_0", binaries=()),),
+    ))  # fmt: skip
+    program._recorder = CallingAgain
+    program.bind({"calls": torch.zeros(1)})
+    return program.bind_inputs({"log": torch.full((4,), 9.0)})
+
+
+@pytest.mark.parametrize("mode", ["full", "piecewise"])
+def test_what_is_written_is_as_before_the_capture(state: Loaded, mode: str) -> None:
+    assert len(state.capture(mode, [{"n": 2}])) == 1
+    assert state._inputs["log"].tolist() == [9.0] * 4
+    for call in (1, 2):
+        assert state(torch.ones(2), torch.ones(4)).tolist() == [call + 4.0] * 2
+    assert state._inputs["log"].tolist() == [2.0, 9.0, 9.0, 9.0]
+    assert getattr(state.counters, mode) == 2
+
+
+def test_what_is_written_is_as_before_a_capture_that_failed(state: Loaded) -> None:
+    state._recorder = Refusing
+    with pytest.raises(RunError, match="cannot be captured"):
+        state.capture("full", [{"n": 2}])
+    assert state(torch.ones(2), torch.ones(4)).tolist() == [5.0, 5.0]
+    assert len(state.capture("full_and_piecewise", [{"n": 2}])) == 1
+    assert "n=2 cannot be captured" in state.capture_failures["full"]
+    assert state(torch.ones(2), torch.ones(4)).tolist() == [6.0, 6.0]
