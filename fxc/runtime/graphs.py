@@ -157,8 +157,9 @@ class Graphs:
                     self._free = self.recorder.free_bytes()
                     waiting = self._record_all(waiting, known)
         finally:
-            for tensor, value in kept:
-                tensor.copy_(value)
+            with torch.no_grad():
+                for tensor, value in kept:
+                    tensor.copy_(value)
             self._served.clear()
         return self.recorded[before:]
 
