@@ -171,9 +171,10 @@ class Program:
             try:
                 return make(chosen, {})
             except CaptureError as error:
-                if mode != "full_and_piecewise":
+                pieces = self._choose(given, "piecewise") if mode == "full_and_piecewise" else []
+                if not pieces:
                     raise
-                return make(self._choose(given, "piecewise"), {"full": error.message})
+                return make(pieces, {"full": error.message})
 
     def capture_marked(self) -> list[Recorded]:
         """Record the sizes that calls could have used since `capture(lazy=True)`. For when no request waits."""

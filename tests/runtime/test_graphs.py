@@ -422,3 +422,11 @@ def test_what_is_written_is_as_before_a_capture_that_failed(state: Loaded) -> No
     assert len(state.capture("full_and_piecewise", [{"n": 2}])) == 1
     assert "n=2 cannot be captured" in state.capture_failures["full"]
     assert state(torch.ones(2), torch.ones(4)).tolist() == [6.0, 6.0]
+
+
+def test_neither_whole_steps_nor_pieces(two: Loaded) -> None:
+    two._recorder = Refusing
+    two.manifest.pieces.clear()
+    with pytest.raises(RunError, match="n=4,r=2 cannot be captured"):
+        two.capture("full_and_piecewise", [{"n": 4, "r": 2}])
+    assert same(two(**BATCHES[0]), expected(**BATCHES[0]))
