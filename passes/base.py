@@ -102,7 +102,7 @@ class Fusion(Pass):
     outputs: ClassVar[tuple[str, ...]] = ("root",)
     """Names in the pattern of the nodes that `replace` makes again; `root` is where the match started."""
 
-    def anchors(self, graph: fx.Graph) -> Iterable[fx.Node]:
+    def anchors(self, graph: fx.Graph, box: Range) -> Iterable[fx.Node]:
         """Where a match may start."""
         raise NotImplementedError
 
@@ -121,7 +121,7 @@ class Fusion(Pass):
     def run(self, graph: fx.Graph, box: Range) -> Outcome:
         matches, near_misses = [], []
         layouts = Layouts(box)
-        for root in list(self.anchors(graph)):
+        for root in list(self.anchors(graph, box)):
             if not root.users:  # an earlier match took it
                 continue
             name = root.name

@@ -16,6 +16,7 @@ from fxc.passes.base import Fusion, NearMiss, New
 from fxc.passes.match import Call, Constant, Found, Named, OneOf, Pattern, Tensor
 from fxc.passes.norms import cast, product
 from fxc.passes.quantise import KERNELS, blocked, quantised
+from fxc.shapes import Range
 from fxc.target import Target
 
 aten = torch.ops.aten
@@ -45,7 +46,7 @@ class GatedQuant(Fusion):
     def runs_on(self, target: Target) -> bool:
         return quantise.supported(target)
 
-    def anchors(self, graph: fx.Graph) -> Iterable[fx.Node]:
+    def anchors(self, graph: fx.Graph, box: Range) -> Iterable[fx.Node]:
         return quantise.casts(graph, (aten.silu.default, aten.gelu.default, aten.sigmoid.default))
 
     def check(self, found: Found) -> NearMiss | None:

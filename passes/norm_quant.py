@@ -17,6 +17,7 @@ from fxc.passes.graph import dtype, shape
 from fxc.passes.match import Call, Found, Named, OneOf, Pattern, Tensor
 from fxc.passes.norms import cast, rms_norm
 from fxc.passes.quantise import KERNELS, blocked, quantised
+from fxc.shapes import Range
 from fxc.target import Target
 
 aten = torch.ops.aten
@@ -36,7 +37,7 @@ class NormQuant(Fusion):
     def runs_on(self, target: Target) -> bool:
         return quantise.supported(target)
 
-    def anchors(self, graph: fx.Graph) -> Iterable[fx.Node]:
+    def anchors(self, graph: fx.Graph, box: Range) -> Iterable[fx.Node]:
         return quantise.casts(graph, (aten.rsqrt.default, aten.rms_norm.default))
 
     def check(self, found: Found) -> NearMiss | None:

@@ -83,7 +83,7 @@ class NormRope(Fusion):
     kernels: ClassVar[tuple[str, ...]] = ("fxc.ops.rope", "fxc.ops.rope_kernels", "fxc.ops.rope_triton")
     pattern: ClassVar[Pattern] = cast(_partly(H))
 
-    def anchors(self, graph: fx.Graph) -> Iterable[fx.Node]:
+    def anchors(self, graph: fx.Graph, box: Range) -> Iterable[fx.Node]:
         """Ends of what puts products together again, the last cast included; the outer ones first."""
         for node in reversed(graph.nodes):
             if _of_products(node) or (is_op(node, aten.cat.default) and _of_products(_uncast(node.all_input_nodes[0]))):

@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from fxc.ops.gemv import gemv
-from fxc.passes.base import Fusion, NearMiss, New, Outcome
-from fxc.passes.graph import Layouts, dtype, is_op, last_stride, same_size, shape
+from fxc.passes.base import Fusion, NearMiss, New
+from fxc.passes.graph import dtype, is_op, last_stride, same_size, shape
 from fxc.passes.match import Call, Exactly, Found, OneOf, Pattern, Tensor
 from fxc.shapes import Range
 from fxc.target import Target
@@ -48,18 +48,10 @@ class RowLinear(Fusion):
     def wants(self, box: Range) -> bool:
         return any(low == high == 1 for _, low, high in box.bounds)
 
-    def anchors(self, graph: fx.Graph) -> Iterable[fx.Node]:
-        """Products with a weight that is worth it."""
+    def anchors(self, graph: fx.Graph, box: Range) -> Iterable[fx.Node]:
+        """Products of one row and a weight that is worth it."""
         products = (aten.linear.default, aten.mm.default, aten.matmul.default, aten.addmm.default)
-        return [node for node in graph.nodes if is_op(node, *products) and _is_large(_factors(node)[1])]
-
-    def run(self, graph: fx.Graph, box: Range) -> Outcome:
-        layouts = Layouts(box)
-        tried = {n.name: self._try(graph, n, layouts) for n in self.anchors(graph) if _is_row(_factors(n)[0], box)}
-        return Outcome(
-            tuple(name for name, miss in tried.items() if miss is None),
-            tuple(miss for miss in tried.values() if miss is not None),
-        )
+        return [node for node in graph.nodes if is_op(node, *products) and _worth_it(*_factors(node), box)]
 
     def check(self, found: Found) -> NearMiss | None:
         x, weight, bias = found.values["x"], found.values["weight"], found.values.get("bias")
@@ -85,12 +77,8 @@ def _factors(node: fx.Node) -> tuple[fx.Node, fx.Node]:
     return x, weight
 
 
-def _is_large(weight: fx.Node) -> bool:
+def _worth_it(x: fx.Node, weight: fx.Node, box: Range) -> bool:
     sizes = shape(weight)
     known = len(sizes) == 2 and all(size.isdigit() for size in sizes)
-    return known and dtype(weight) in (torch.bfloat16, torch.float16) and int(sizes[0]) * int(sizes[1]) >= LEAST
-
-
-def _is_row(x: fx.Node, box: Range) -> bool:
-    """Whether a tensor is one row at all sizes in `box`."""
-    return all(same_size(size, "1", box) for size in shape(x)[:-1])
+    large = known and dtype(weight) in (torch.bfloat16, torch.float16) and int(sizes[0]) * int(sizes[1]) >= LEAST
+    return large and all(same_size(size, "1", box) for size in shape(x)[:-1])

@@ -40,7 +40,7 @@ class Swap(Fusion):
     name: ClassVar[str] = "swap"
     pattern = Call(aten.mul.Tensor, (Call(aten.add.Tensor, (Tensor("a"), Constant("k"))), Tensor("b")), commutes=True)
 
-    def anchors(self, graph: fx.Graph) -> list[fx.Node]:
+    def anchors(self, graph: fx.Graph, box: Range) -> list[fx.Node]:
         return graph.find_nodes(op="call_function", target=aten.mul.Tensor)
 
     def check(self, found: Found) -> NearMiss | None:
