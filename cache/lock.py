@@ -183,6 +183,10 @@ def _alive(path: Path) -> Path:
 
 
 def _remove(path: Path, alive: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
+    for pause in (0.0, 0.01, 0.1, 0.5):  # a compiler that was just killed may still end a write there
+        time.sleep(pause)
+        shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+            break
     with suppress(OSError):
         alive.unlink()

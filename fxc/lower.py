@@ -181,6 +181,9 @@ class Lowering:
         with self.cache.staging() as stage:
             try:
                 self._work(waiting, running, stage)
+            except BaseException:
+                self.pool.close()  # before the directory is removed, in which its compilers write
+                raise
             finally:
                 for entry in running.values():
                     entry.lock.close()
