@@ -9,32 +9,31 @@ from importlib import resources
 from fxc.cache import Artifact
 from fxc.cli import render
 from fxc.cli.page.pieces import anchor
-from fxc.cli.page.view import layout, view
+from fxc.cli.page.view import View, layout, view
 
-__all__ = ["page"]
+__all__ = ["page", "render_page"]
 
 
 def page(artifact: Artifact) -> str:
     """The page: partition, pieces, passes, binaries, build, proof and key. The same artifact gives the same text.
 
-    All text is escaped, and the browser is told to run no script but the page's own, known by its digest.
-
     Raises:
         DamagedError: a file that it shows is missing or altered.
     """
-    import jinja2  # takes as long as everything else that `inspect` needs
+    code, graph, pieces = (
+        _source(artifact, name) for name in ("transformed_code.py", "computation_graph.py", "pieces.py")
+    )
+    return render_page(view(artifact.manifest, code, graph, pieces))
+
+
+def render_page(shown: View) -> str:
+    """The text of a page. What it shows is escaped, and the browser is told to run the page's own script alone."""
+    import jinja2  # takes as long as all that `inspect` needs otherwise
 
     loader = jinja2.FunctionLoader(_text)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters.update(
-        anchor=anchor, layout=layout, bytes=render.size_bytes, duration=render.duration, sha256=_sha256, error=_error
-    )
-    shown = view(
-        artifact.manifest,
-        code=_source(artifact, "transformed_code.py"),
-        graph=_source(artifact, "computation_graph.py"),
-        pieces=_source(artifact, "pieces.py"),
-    )
+    filters = {"anchor": anchor, "layout": layout, "bytes": render.size_bytes, "duration": render.duration}
+    environment.filters.update(filters, sha256=_sha256, error=_error)
     return environment.get_template("page.html").render(view=shown, style=_text("style.css"), script=_text("script.js"))
 
 

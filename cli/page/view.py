@@ -13,6 +13,9 @@ from fxc.cli.page.proof import Axis, Compared, Point, axis, compared, largest
 from fxc.cli.page.source import graphs, origins
 from fxc.manifest import Binary, Manifest, Tensor
 
+PHASES = ("trace", "partition", "compile", "prove")
+"""In the order in which they are shown; the manifest may have more."""
+
 
 class Block(NamedTuple):
     """A call in the picture of a step."""
@@ -144,8 +147,9 @@ def _binaries(manifest: Manifest, names: Mapping[str, str]) -> tuple[Built, ...]
 
 def _phases(seconds: Mapping[str, float]) -> tuple[Phase, ...]:
     """The phases of a build, and what its total has beside them."""
-    named = {name: took for name, took in seconds.items() if name != "total" and took > 0}
-    whole = max(seconds.get("total", 0.0), sum(named.values())) or 1.0
+    order = dict.fromkeys((*PHASES, *seconds))
+    named = {name: seconds[name] for name in order if name != "total" and seconds.get(name, 0.0) > 0}
+    whole = max(seconds.get("total", 0.0), sum(named.values()))
     rest = whole - sum(named.values())
     parts = {**named, "rest": rest} if rest > whole / 100 else named
     return tuple(Phase(name, took, round(100 * took / whole, 2)) for name, took in parts.items())
