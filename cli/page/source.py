@@ -132,12 +132,12 @@ def _calls(function: ast.FunctionDef, weights: tuple[str, ...]) -> Iterator[tupl
         return
     known |= {argument.arg: Origin("input", argument.arg) for argument in step.args.args}
     for statement in step.body:
-        names = _names(ast.walk(statement.targets[0])) if isinstance(statement, ast.Assign) else []
+        targets = _names(ast.walk(statement.targets[0])) if isinstance(statement, ast.Assign) else []
         match statement:
             case ast.Assign(value=ast.Subscript(value=ast.Name(id=whole))):
-                known |= dict.fromkeys(names, known.get(whole, Origin("result", "")))
+                known |= dict.fromkeys(targets, known.get(whole, Origin("result", "")))
             case ast.Assign(value=ast.Call(func=ast.Name(id="empty"))):
-                known |= dict.fromkeys(names, OWN)
+                known |= dict.fromkeys(targets, OWN)
             case (
                 ast.Assign(value=ast.Call(func=ast.Name(id=callee), args=args))
                 | ast.Expr(value=ast.Call(func=ast.Name(id=callee), args=args))
@@ -147,7 +147,7 @@ def _calls(function: ast.FunctionDef, weights: tuple[str, ...]) -> Iterator[tupl
                     given = _names(args[0].elts)
                     yield tuple(known.get(name, Origin("result", "")) for name in given)
                     known |= dict.fromkeys((name for name in given if known.get(name) is OWN), made)
-                known |= dict.fromkeys(names, made)
+                known |= dict.fromkeys(targets, made)
 
 
 def _names(nodes: Iterable[ast.AST]) -> list[str]:
