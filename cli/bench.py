@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from fxc.cli import bench_table, plot, progress, render, streams
+from fxc.cli import bench_table, output_file, plot, progress, render, streams
 from fxc.cli.options import CacheDir, Json, Quiet, Ref, Verbose
-from fxc.errors import FxcError, UsageError
+from fxc.errors import UsageError
 
 EPILOG = """\
 Eager is the graph that was traced, run op by op, and torch.compile gets the same graph, each size for itself; attention
@@ -53,8 +53,10 @@ def run(
 ) -> None:
     """Time each size: eager, compiled, and with CUDA graphs, in one run. Never builds."""
     wanted = None if sizes is None else [*read_sizes(sizes)]
-    if chart is not None and not chart.resolve().parent.is_dir():
-        raise UsageError(f"--plot {chart}: there is no directory {chart.parent}", "make it first")
+    if chart == output_file.STDOUT and json:
+        raise UsageError("--json and --plot - print different things to stdout", "give one of them")
+    if chart is not None:
+        output_file.check(chart, "--plot")
     from fxc.bench import PEERS, bench
 
     with streams.result_only(), progress.observer(quiet=quiet, verbose=verbose) as observer:
@@ -68,7 +70,7 @@ def run(
             observer=observer,
         )
     if chart is not None:
-        _write(chart, plot.svg(result))
+        output_file.write(chart, plot.svg(result), "--plot")
     if json:
         render.json_object(result)
     elif not quiet:
@@ -91,10 +93,3 @@ def read_sizes(words: Iterable[str]) -> Iterator[int | dict[str, int]]:
             yield {name.strip(): int(value) for name, _, value in parts}
         else:
             yield from map(int, values)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise FxcError(f"--plot {path} cannot be written: {error.strerror}") from error

@@ -12,14 +12,13 @@ import msgspec
 import torch
 from safetensors.torch import save as save_tensors
 
-from fxc import identity, lower, model_weights, prove, rewrite, stitch, trace
+from fxc import graph_files, identity, lower, model_weights, prove, rewrite, stitch, trace
 from fxc._torch_build import OpOverload, schema
 from fxc.aside import kept_aside
 from fxc.cache import key
 from fxc.cases import cover
 from fxc.errors import TraceError
 from fxc.graph_run import seeded
-from fxc.graph_text import print_graph
 from fxc.manifest import FORMAT, Constant, CustomOp, Factor, Input, Manifest, Piece, Program, Source, Weight
 from fxc.models import ModelSource, cache_inputs, expected_ops, instantiate, reads, resolve
 from fxc.ops import backends
@@ -152,7 +151,12 @@ def _assemble(
     order = [weight.name for weight in used_weights] + list(constants)
     functions = {digest: call.piece.text for digest, call in unique.items()} if spec.compile.level == 0 else None
     code = stitch.stitch(parts, list(spec.inputs), order, title, functions)
-    files = {"transformed_code.py": code.encode(), "computation_graph.py": _graph_file(title, parts).encode()}
+    texts = {
+        "transformed_code.py": code,
+        "computation_graph.py": graph_files.graph_file(title, parts),
+        "pieces.py": graph_files.pieces_file(title, unique, numbers),
+    }
+    files = {name: text.encode() for name, text in texts.items()}
     if constants:
         files["constants.safetensors"] = save_tensors(constants)
     mutated = set().union(*(traced.mutated for traced in traces))
@@ -204,18 +208,6 @@ def _assemble(
 
 def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _graph_file(title: str, parts: Mapping[str, Partition]) -> str:
-    graphs = "\n\n".join(print_graph(part.traced.graph, name, source_lines=True) for name, part in parts.items())
-    tables = "".join(f"    {name!r}: {{\n{_roles(part)}    }},\n" for name, part in parts.items())
-    roles = f"# What each placeholder stands for.\nPLACEHOLDERS = {{\n{tables}}}\n"
-    return f'"""{title}\n\nThe graph that was traced, before it was cut."""\n\nimport torch\n\n\n{graphs}\n\n{roles}'
-
-
-def _roles(part: Partition) -> str:
-    nodes = part.traced.graph.find_nodes(op="placeholder")
-    return "".join(f"        {node.name!r}: {node.meta['role']!r},\n" for node in nodes)
 
 
 def _used(traces: Iterable[Traced], weights: Mapping[str, Weight]) -> tuple[list[Weight], dict[str, torch.Tensor]]:

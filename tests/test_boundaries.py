@@ -24,7 +24,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "aside convert imports yaml_text shapes target ranks spec manifest capture_plan progress",
         "cache",
         "_torch_run machine identity refs share ops runtime",
-        "host_compiler random_inputs scalars graph_text traced region partition stitch output graph_run _torch_build passes",
+        "host_compiler random_inputs scalars graph_text traced region partition stitch graph_files output graph_run "
+        "_torch_build passes",
         "models model_weights trace cases _worker pool prove rehearse piece_jobs lower rewrite plan pipeline ready eager "
         "timing workload bench why",
         "cli",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fxc import pipeline
-from fxc.cache import Artifact
+from fxc.cache import Artifact, key
 from fxc.runtime.loader import _execute, load
 from fxc.stitch import unique_pieces
 from tests.building import check, make, plan_of, program_of, spec_of, text_of, zoo
@@ -43,6 +43,21 @@ def test_computation_graph_runs_when_pasted() -> None:
     exec(text, namespace)
     assert functions == ["step_0"]
     assert callable(namespace["step_0"])
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_pieces_are_those_that_are_compiled(level: int) -> None:
+    plan = plan_of(calls.EqualLayers, level=level)
+    text = plan.files["pieces.py"].decode()
+    functions = {
+        name: f"def piece({rest}" for name, rest in re.findall(r"^def (\w+)\((.*?^    return .*?\n)", text, re.M | re.S)
+    }
+    assert {name: key.digest(source) for name, source in functions.items()} == {
+        piece.name: piece.unique for piece in plan.manifest.pieces["step_0"] if piece.kind == "compiled"
+    }
+    namespace: dict[str, object] = {}
+    exec(text, namespace)
+    assert set(functions) < set(namespace)
 
 
 def body(cls: type[Model]) -> list[str]:

@@ -87,8 +87,9 @@ def test_plot(fxc: Any, asked: dict[str, Any], tmp_path: Path) -> None:
     )
     (tmp_path / "folder.svg").mkdir()
     told = fxc("bench", "abcd", "--plot", "folder.svg")
-    assert told.code == 1
-    assert "--plot folder.svg cannot be written: Is a directory" in told.err
+    assert (told.code, told.err) == (2, "fxc: error: --plot folder.svg is a directory\nhint: name a file in it\n")
+    assert fxc("bench", "abcd", "--plot", "-", "-q").out.startswith("<svg ")
+    assert fxc("bench", "abcd", "--plot", "-", "--json").code == 2
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_closed_output_is_quiet(fxc: Any, monkeypatch: pytest.MonkeyPatch) -> No
         ("warm a --rank 2 --world-size 2", "--rank 2 is outside a world of 2", "ranks are 0 to 1"),
         (
             "inspect abcd --code --graph",
-            "--code, --graph and --json print different things to stdout",
+            "--code, --graph, --json and --html - print different things to stdout",
             "give one of them",
         ),
         ("inspect zzzz", "'zzzz' is not a hash: expected hexadecimal digits", "`fxc ls` lists the hashes"),

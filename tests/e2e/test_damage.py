@@ -47,6 +47,7 @@ KINDS = {
     "manifest": "manifest.json",
     "code": "rank_0_0/transformed_code.py",
     "graph": "rank_0_0/computation_graph.py",
+    "pieces": "rank_0_0/pieces.py",
     "constants": "rank_0_0/constants.safetensors",
     "binary": "rank_0_0/inductor/*.so",
     "calls": "rank_0_0/inductor/*.json",
@@ -81,7 +82,7 @@ def test_damage_is_noticed_and_named(
     name = built.hash if gone else str(path)
     assert name in told("verify", built.hash, *cache)
     assert name in told("warm", built.hash, "--no-run", *cache)
-    if kind != "graph":  # which no program needs
+    if kind not in ("graph", "pieces"):  # which no program needs
         with pytest.raises(error, match=name.replace(".", r"\.")):
             fxc.load(built.hash, cache_dir=built.project.cache)
         with pytest.raises(error, match=str(built.artifact)):
