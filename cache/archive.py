@@ -33,9 +33,13 @@ def export(artifact: Artifact, file: Path) -> File:
     """Write the archive, in one step; its size and digest.
 
     Raises:
+        UsageError: it would replace what is no file, such as a device.
         DamagedError: a file of the artifact is.
         CacheIOError: the archive cannot be written.
     """
+    file = file.resolve()  # a link stays one
+    if file.exists() and not file.is_file():
+        raise UsageError(f"{file} is not a regular file", "name a file that is to be written")
     part = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         with io_errors("write", file), open(part, "wb") as out:

@@ -155,6 +155,18 @@ def test_files_that_cannot_be(cache: Cache, artifact: Artifact, other: Cache, tm
             take(other, name)
 
 
+def test_only_files_are_replaced(cache: Cache, artifact: Artifact, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(UsageError, match="is not a regular file"):
+            cache.export(artifact, path)
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "link.tar").symlink_to("model.tar")
+    cache.export(artifact, tmp_path / "link.tar")
+    assert (tmp_path / "link.tar").is_symlink()
+    assert (tmp_path / "model.tar").is_file()
+
+
 WRONG: dict[str, tuple[Callable[[list[Member]], list[Member]], str]] = {
     "missing": (lambda content: content[:-1], "lacks rank_1_0/transformed_code.py"),
     "no manifest": (lambda content: content[1:], "holds no manifest.json"),
