@@ -176,6 +176,9 @@ def main() -> None:
             say(Refusal(f"there is no Ray cluster {where}: {_line(error)}", "`ray status` shows whether it runs"))
             return
         driver.serve()
+    except Exception as error:
+        traceback.print_exc()
+        say(Refusal(f"unexpected {_line(error)}", "this is a fault of fxc; -v shows where"))
     finally:
         driver.close()
 

@@ -65,6 +65,6 @@ def start(name: str, jobs: int | None, cache: Cache, observer: Observer, target:
         "FXC_CACHE_DIR": str(cache.root.parent),
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
-    who = f"the connection to the Ray cluster{f' {address}' if address else ''}"
+    cluster = f"the Ray cluster {address}".rstrip()
     arguments = ("fxc._ray", msgspec.json.encode(settings).decode())
-    return Pool(jobs, arguments, environ=environ, who=who, observer=observer)
+    return Pool(jobs, arguments, environ=environ, cluster=cluster, observer=observer)

@@ -45,18 +45,18 @@ class Pool:
 
     def __init__(
         self, jobs: int | None, arguments: tuple[str, ...] = ("fxc._worker",), *,
-        environ: Mapping[str, str] | None = None, who: str = "the compile workers", observer: Observer | None = None,
+        environ: Mapping[str, str] | None = None, cluster: str = "", observer: Observer | None = None,
     ) -> None:  # fmt: skip
         """
         Args:
             jobs: how many may run at a time; None where the process says so itself.
             arguments: the module to run, and its arguments.
             environ: its environment; what compilers may see of this process's by default.
-            who: names it in errors.
+            cluster: where it has jobs done, for people; without one it does them itself.
             observer: hears its notes.
         """
         self._jobs = jobs
-        self._who = who
+        self._cluster = cluster
         self._observer = observer or Observer()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -131,17 +131,24 @@ class Pool:
             case Ready():
                 self._jobs = self._jobs or message.jobs
             case Refusal():
-                raise BuildError(message.message, message.hint)
+                error = BuildError(message.message, message.hint)
+                error.add_note(self._printed())
+                raise error
         return None
 
     def _lost(self) -> BuildError:
         self._process.wait()
-        self._log.seek(0)
-        log = self._log.read().decode(errors="replace").strip()
-        code = self._process.returncode
-        error = BuildError(
-            f"{self._who} ended unexpectedly with exit code {code}: {log.rpartition(chr(10))[2] or 'no message'}",
-            "run `fxc doctor`; the machine may be out of memory" if code < 0 else "run `fxc doctor`",
-        )
+        log, code = self._printed(), self._process.returncode
+        if self._cluster:
+            message = f"{self._cluster} is lost"
+            error = BuildError(message, "build again: what was compiled is kept; `-v` shows what Ray said")
+        else:
+            last = log.rpartition("\n")[2] or "no message"
+            hint = "run `fxc doctor`; the machine may be out of memory" if code < 0 else "run `fxc doctor`"
+            error = BuildError(f"the compile workers ended unexpectedly with exit code {code}: {last}", hint)
         error.add_note(log)
         return error
+
+    def _printed(self) -> str:
+        descriptor = self._log.fileno()  # whose position the process shares
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace").strip()

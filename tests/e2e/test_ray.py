@@ -136,7 +136,7 @@ def test_interrupted(nodes: Nodes, fresh: Fresh) -> None:
 def test_a_cluster_that_is_lost(nodes: Nodes, fresh: Fresh) -> None:
     """Last: afterwards there is none."""
     project = fresh()
-    with project.start(*nodes.executor) as process:
+    with project.start(*nodes.executor, more={"RAY_gcs_rpc_server_reconnect_timeout_s": "3"}) as process:
         nodes.wait_for(process, "head")
         nodes.cluster.shutdown()
         out, err = process.communicate(timeout=200)
