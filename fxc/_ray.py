@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import signal
+import socket
 import sys
 import threading
 import traceback
@@ -64,6 +66,7 @@ class Driver:
 
     def connect(self) -> None:
         """Find or start the cluster, and say how much it does at once."""
+        _require_reachable(self.cluster.address or os.environ.get("RAY_ADDRESS", ""))
         ray.init(self.cluster.address or None, include_dashboard=False, log_to_driver=False, logging_level="warning")
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on, the end of stdin ends it
         kind = "GPU" if self.gpus else "CPU"
@@ -135,6 +138,16 @@ class Driver:
     def _lost(self, task: _Task, error: BaseException) -> str:
         assert not isinstance(task.job, ProbeJob)
         return f"the Ray cluster lost a worker at {task.job.label} ({type(error).__name__})"
+
+
+def _require_reachable(address: str) -> None:
+    """Where nobody listens Ray would try for ever.
+
+    Raises:
+        OSError: nobody does.
+    """
+    if found := re.fullmatch(r"(?:ray://)?\[?([^/\[\]]+)\]?:([0-9]+)", address):
+        socket.create_connection((found[1], int(found[2])), timeout=30).close()
 
 
 def _localized(answer: ray_node.Answer, job: Job) -> Reply | Refusal:

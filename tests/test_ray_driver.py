@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -118,3 +119,15 @@ def test_a_check_has_the_binary_with_it(tmp_path: Path, monkeypatch: pytest.Monk
     assert isinstance(tasks.asked[0].job, CheckJob)
     assert tasks.asked[0].job.share == 5
     assert (tasks.chosen["num_gpus"], tasks.chosen["name"]) == (1, f"fxc check {LABEL}")
+
+
+def test_an_address_at_which_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = f"127.0.0.1:{server.getsockname()[1]}"
+        _ray._require_reachable(where)
+        _ray._require_reachable(f"ray://{where}")
+    for address in (where, f"ray://{where}"):
+        with pytest.raises(ConnectionRefusedError):
+            _ray._require_reachable(address)
+    for address in ("", "auto", "local"):
+        _ray._require_reachable(address)
