@@ -80,7 +80,7 @@ def warm_ranks(
         except FxcError as error:
             raise type(error)(f"rank {place.label}: {error.message}", error.hint) from error
         own = {"rank": place.rank, "world_size": place.world_size, "dp_rank": place.data_parallel_rank}
-        results.append(RankResult(**msgspec.structs.asdict(result), **own))
+        results.append(msgspec.convert(msgspec.structs.asdict(result) | own, RankResult))
     return RanksResult(True, results, {"total": time.perf_counter() - start})
 
 

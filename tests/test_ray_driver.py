@@ -24,7 +24,7 @@ class Tasks:
     """In place of Ray: keeps what is asked, and ends it when it is told to."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str = "cpu") -> None:
-        monkeypatch.setattr(_ray.ray, "put", lambda data: data)
+        monkeypatch.setattr(ray, "put", lambda data: data)
         self.said: list[Message] = []
         self.asked: list[ray_node.Request] = []
         self.chosen: dict[str, Any] = {}

@@ -81,7 +81,7 @@ def test_terminated(
             env={**os.environ, "FXC_CACHE_DIR": str(tmp_path / "cache")}, start_new_session=True,
         )  # fmt: skip
         assert process.stderr is not None
-        seen = []
+        seen: list[str] = []
         while (line := process.stderr.readline()) != "here\n":
             assert line, seen
             seen.append(line)
