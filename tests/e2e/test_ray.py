@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,10 @@ class Nodes:
 
 @pytest.fixture(scope="module")
 def nodes(mixed: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    made = Nodes(tmp_path_factory.mktemp("nodes"), mixed.project.cache)
+    for _ in range(3):  # Ray gives a node 30 s to start, which a busy machine may not have for it
+        with suppress(Exception):
+            made = Nodes(tmp_path_factory.mktemp("nodes"), mixed.project.cache)
+            break
     try:
         yield made
     finally:
