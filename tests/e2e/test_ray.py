@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +65,13 @@ class Nodes:
 
 @pytest.fixture(scope="module")
 def nodes(mixed: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    for _ in range(3):  # Ray gives a node 30 s to start, which a busy machine may not have for it
-        with suppress(Exception):
+    for left in (2, 1, 0):  # Ray gives a node 30 s to start, which are too few on a busy machine
+        try:
             made = Nodes(tmp_path_factory.mktemp("nodes"), mixed.project.cache)
             break
+        except Exception:
+            if not left:
+                raise
     try:
         yield made
     finally:
