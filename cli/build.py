@@ -14,6 +14,7 @@ from fxc.cli import progress, render, report, streams
 from fxc.cli.options import (
     CacheDir,
     DpRank,
+    Executor,
     Jobs,
     Json,
     Level,
@@ -33,6 +34,7 @@ def run(
     overrides: Overrides = None,
     level: Level = None,
     jobs: Jobs = None,
+    executor: Executor = "local",
     force: Annotated[bool, typer.Option("--force", help="Rebuild what is in the cache.")] = False,
     no_prove: Annotated[bool, typer.Option("--no-prove", help="Do not compare with eager.")] = False,
     remote: RemoteOption = None,
@@ -54,7 +56,8 @@ def run(
     with streams.result_only(), progress.observer(quiet=quiet, verbose=verbose) as observer:
         result = pipeline.build(
             model, overrides=tuple(overrides or ()), level=level, jobs=jobs, force=force, prove=not no_prove,
-            rank=rank, world_size=world_size, dp_rank=dp_rank, cache_dir=cache_dir, remote=remote, observer=observer,
+            rank=rank, world_size=world_size, dp_rank=dp_rank, cache_dir=cache_dir, remote=remote, executor=executor,
+            observer=observer,
         )  # fmt: skip
         if push:
             cache = Cache.open(cache_dir)

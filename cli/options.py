@@ -29,6 +29,14 @@ Level = Annotated[
     typer.Option("-O", metavar="0..3", min=0, max=3, help="0 eager, 1 general program, 2 sizes too, 3 sizes tuned."),
 ]
 Jobs = Annotated[int | None, typer.Option("--jobs", metavar="N", min=1, help="Compiler processes; default: the cores.")]
+Executor = Annotated[
+    str,
+    typer.Option(
+        "--executor",
+        metavar="local|ray[:ADDRESS]",
+        help="Where it is compiled: ray, ray:auto, ray:HOST:PORT, ray://HOST:PORT.",
+    ),
+]
 RankOption = Annotated[
     int | None,
     typer.Option("--rank", metavar="R", min=0, help="Global rank; default: RANK or 0. Above 0 it needs a world size."),

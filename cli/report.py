@@ -11,10 +11,12 @@ from fxc.cache import Artifact
 from fxc.cache.store import Summary
 from fxc.cli import render
 from fxc.manifest import Manifest, PassReport, Tensor
+from fxc.ranks import Ranks
 
 if TYPE_CHECKING:
     from fxc.pipeline import BuildResult
     from fxc.ready import WarmResult
+    from fxc.ready_ranks import RanksResult
 
 
 def built(result: BuildResult) -> None:
@@ -44,9 +46,15 @@ def _missed(entry: PassReport) -> str:
     return f"pass {entry.name} matched nothing: {miss.node} of {site.piece} at {site.shape}: {miss.reason}{more}"
 
 
-def warmed(result: WarmResult) -> None:
+def ranks_warmed(result: RanksResult) -> None:
+    """`warmed` for each rank."""
+    for entry in result.ranks:
+        warmed(entry, f"rank {Ranks(entry.rank, entry.world_size, entry.dp_rank).label} ready")
+
+
+def warmed(result: WarmResult, what: str = "ready") -> None:
     """A line about a warm-up, and one about graphs where there could be some."""
-    render.line(f"ready: {render.phases(result.seconds)}")
+    render.line(f"{what}: {render.phases(result.seconds)}")
     if result.graphs:
         kinds = ", ".join(f"{count} {mode}" for mode, count in result.graphs.items())
         render.line(f"CUDA graphs: {kinds}; they took {render.size_bytes(result.graph_bytes)}")

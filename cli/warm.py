@@ -27,7 +27,7 @@ from fxc.cli.options import (
     WorldSize,
     check_rank,
 )
-from fxc.errors import CacheMissError, FxcError
+from fxc.errors import CacheMissError, FxcError, UsageError
 
 
 def run(
@@ -45,6 +45,9 @@ def run(
     rank: RankOption = None,
     world_size: WorldSize = None,
     dp_rank: DpRank = None,
+    ranks: Annotated[
+        str | None, typer.Option("--ranks", metavar="all|R,R", help="Several ranks, one after another, in one call.")
+    ] = None,
     cache_dir: CacheDir = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -52,33 +55,33 @@ def run(
 ) -> None:
     """Look up (or build), check, load and run one step per size; prints the hash."""
     check_rank(rank, world_size)
-    from fxc.ready import warm
+    if rank is not None and ranks is not None:
+        raise UsageError("--rank and --ranks: expected one of them")
+    from fxc.ready import WarmResult, warm
+    from fxc.ready_ranks import RanksResult, warm_ranks
 
     with streams.result_only(), progress.observer(quiet=quiet, verbose=verbose) as observer:
         options: dict[str, Any] = {"overrides": tuple(overrides or ()), "level": level, "cache_dir": cache_dir}
-        options |= {"rank": rank, "world_size": world_size, "dp_rank": dp_rank}
+        options |= {"world_size": world_size, "dp_rank": dp_rank}
+        more: dict[str, Any] = {"jobs": jobs, "require_hit": require_hit, "run": not no_run, "verify_key": verify_key}
+        more |= {"remote": remote, "wait": amounts.seconds(wait, "--wait"), "observer": observer}
+        result: WarmResult | RanksResult
         try:
-            result = warm(
-                ref,
-                jobs=jobs,
-                require_hit=require_hit,
-                run=not no_run,
-                verify_key=verify_key,
-                remote=remote,
-                wait=amounts.seconds(wait, "--wait"),
-                observer=observer,
-                **options,
-            )
+            if ranks is None:
+                result = warm(ref, rank=rank, **more, **options)
+            else:
+                result = warm_ranks(ref, ranks, **more, **options)
         except CacheMissError:
-            if not quiet and refs.is_spec(ref):
-                _say_why(Path(ref), verbose, options)
+            if not quiet and refs.is_spec(ref) and ranks is None:
+                _say_why(Path(ref), verbose, options | {"rank": rank})
             raise
     if not quiet:
-        report.warmed(result)
+        report.warmed(result) if isinstance(result, WarmResult) else report.ranks_warmed(result)
     if json:
         render.json_object(result)
     else:
-        streams.write(f"{result.hash}\n")
+        hashes = [entry.hash for entry in ([result] if isinstance(result, WarmResult) else result.ranks)]
+        streams.write("".join(f"{hash}\n" for hash in dict.fromkeys(hashes)))
 
 
 def _say_why(path: Path, verbose: bool, options: dict[str, Any]) -> None:

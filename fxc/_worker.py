@@ -21,62 +21,7 @@ from typing import Any
 
 import msgspec
 
-from fxc.target import Target
-
-
-class CompileJob(msgspec.Struct, frozen=True, tag="compile"):
-    """Compile a piece for a range or size."""
-
-    id: int
-    text: str
-    """`Piece.text`."""
-    dims: dict[str, tuple[int, int, int]]
-    """Dimension -> lowest, highest, hint."""
-    target: Target
-    options: dict[str, Any]
-    """Inductor's configuration."""
-    imports: tuple[str, ...]
-    """Files and dotted modules that register custom ops."""
-    directory: str
-    """Where the library and everything temporary goes."""
-    scratch: str
-    """Lasting directory for the compiler's own caches."""
-    fast: bool
-    """Whether to make precompiled headers where there are none: worth it for more than a few binaries."""
-
-
-class CheckJob(msgspec.Struct, frozen=True, tag="check"):
-    """Load a compiled piece and run it against eager."""
-
-    id: int
-    text: str
-    device: str
-    imports: tuple[str, ...]
-    library: str
-    points: tuple[dict[str, int], ...]
-    """Sizes to run at; none only loads."""
-    lowest: dict[str, int]
-    """Lowest sizes that the binary is for."""
-    share: int
-    """How many checks may run at once, which share the memory."""
-    values: tuple[tuple[float, float] | None, ...]
-    """Per input, the half-open range of made-up integers."""
-    directory: str
-
-
-class Reply(msgspec.Struct, frozen=True):
-    """How a job ended."""
-
-    id: int
-    seconds: float
-    result: dict[str, Any] | None = None
-    error: str = ""
-    """The last line of what went wrong, empty when nothing did."""
-    detail: str = ""
-    """All of it: traceback and what the compiler printed."""
-
-
-Job = CompileJob | CheckJob
+from fxc.jobs import CheckJob, Job, ProbeJob, Reply
 
 DETAIL = 20_000
 """Characters of what a compiler printed that are kept: a pipe holds 65536 bytes before its writer has to wait."""
@@ -84,8 +29,11 @@ DETAIL = 20_000
 
 def run_job(job: Job) -> dict[str, Any]:
     """Do one job, in a process of its own."""
-    from fxc import piece_jobs
+    from fxc import machine, piece_jobs
 
+    if isinstance(job, ProbeJob):
+        found: dict[str, Any] = msgspec.to_builtins(machine.probe(job.device))
+        return found
     if isinstance(job, CheckJob):
         return piece_jobs.check_piece(job)
     plain = _plain(job.directory)
@@ -188,7 +136,6 @@ def serve() -> None:
     from fxc import _torch_build
 
     _torch_build.preload()
-    sys.path.extend(sys.argv[1:])
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on, the end of stdin ends the jobs too
     children: dict[int, _Child] = {}
     buffer = b""

@@ -132,6 +132,12 @@ def sources(files: Iterable[Path], variables: Iterable[str], directory: Path, be
     return tuple(found[name] for name in sorted(found))
 
 
+def files(sources: Iterable[Source], directory: Path) -> tuple[str, ...]:
+    """Absolute paths of those that are files, but of no installed package."""
+    names = (source.file for source in sources if not source.file.startswith((MODULE, VARIABLE, COMPILER)))
+    return tuple(os.path.abspath(directory / name) for name in names)
+
+
 def digest_of(source: Source, directory: Path) -> str | None:
     """The digest of a source file as it is now; None where there is no such file."""
     if source.file.startswith(VARIABLE):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,19 +13,18 @@ from typing import Any
 
 import msgspec
 
-from fxc._worker import CheckJob, CompileJob, Reply
 from fxc.cache import Cache, key
 from fxc.errors import CompileError, ProofError
+from fxc.jobs import CheckJob, CompileJob, Executor, Reply, UserOps
 from fxc.manifest import Binary, Proof, Unproved
-from fxc.pool import Pool
 from fxc.progress import Observer
 from fxc.region import Piece
 from fxc.shapes import Range, edge_points
 from fxc.target import Target
 
 MODULES = (
-    "_torch_build", "_torch_run", "_worker", "graph_run", "graph_text", "host_compiler", "lower", "machine",
-    "piece_jobs", "pool", "prove", "random_inputs", "scalars", "shapes", "target",
+    "_torch_build", "_torch_run", "_worker", "graph_run", "graph_text", "host_compiler", "jobs", "lower",
+    "machine", "piece_jobs", "pool", "prove", "random_inputs", "scalars", "shapes", "target",
 )  # fmt: skip
 """What decides a binary, whether it is accepted, and what its proof says, given the piece's text."""
 _HERE = Path(__file__).parent
@@ -148,18 +147,18 @@ class Lowering:
     """Compiles and checks units, those that are in the cache excepted."""
 
     def __init__(
-        self, cache: Cache, pool: Pool, observer: Observer, *, imports: Sequence[str], prove: bool, force: bool
+        self, cache: Cache, pool: Executor, observer: Observer, *, ops: UserOps, prove: bool, force: bool
     ) -> None:
         """
         Args:
-            imports: files and modules that register custom ops.
+            ops: what registers custom ops.
             prove: whether to compare binaries with eager; each is loaded once in any case.
             force: whether to compile what is in the cache already.
         """
         self.cache = cache
         self.pool = pool
         self.observer = observer
-        self.imports = tuple(imports)
+        self.ops = ops
         self.prove = prove
         self.force = force
         self.done = Lowered()
@@ -238,26 +237,25 @@ class Lowering:
             self._check(number, entry)
             return
         job = CompileJob(
-            id=number, text=unit.text or unit.piece.text, dims=unit.dims(), target=unit.target,
-            options=dict(unit.options),
-            imports=self._imports(unit), directory=str(entry.directory), scratch=str(self.cache.scratch("compiler")),
-            fast=fast,
+            id=number, label=unit.label, text=unit.text or unit.piece.text, dims=unit.dims(), target=unit.target,
+            options=dict(unit.options), ops=self._ops(unit), directory=str(entry.directory),
+            scratch=str(self.cache.scratch("compiler")), fast=fast,
         )  # fmt: skip
         self.pool.send(job)
 
     def _check(self, number: int, entry: _Running) -> None:
         unit = entry.unit
         job = CheckJob(
-            id=number, text=unit.piece.text, device=unit.target.device, imports=self._imports(unit),
+            id=number, label=unit.label, text=unit.piece.text, device=unit.target.device, ops=self._ops(unit),
             library=entry.compiled["library"], points=unit.points() if self.prove else (),
             lowest=unit.range.low(), share=self.pool.jobs, values=unit.piece.values, directory=str(entry.directory),
         )  # fmt: skip
         self.pool.send(job)
 
-    def _imports(self, unit: Unit) -> tuple[str, ...]:
+    def _ops(self, unit: Unit) -> UserOps:
         """A user's file is run where its ops are called, and nowhere else: it may take long, or change settings of
         torch that the key of the binary does not know."""
-        return self.imports if unit.piece.custom_ops else ()
+        return self.ops if unit.piece.custom_ops else UserOps()
 
     def _advance(self, running: dict[int, _Running], reply: Reply) -> None:
         """A job ended: go on to the check, or store the binary."""

@@ -6,6 +6,7 @@ import importlib
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,9 +16,9 @@ import torch
 from torch import fx
 
 from fxc import _torch_build, _torch_run
-from fxc._worker import CheckJob, CompileJob
 from fxc.graph_run import copied, drawn
 from fxc.graph_text import parse_graph, parse_layout
+from fxc.jobs import CheckJob, CompileJob, UserOps
 from fxc.ops import backends, paged, paged_attention, paged_attention_out
 from fxc.prove import POINT_BYTES, affordable, compare
 from fxc.scalars import compute
@@ -25,14 +26,16 @@ from fxc.shapes import point_label
 from fxc.target import Target
 
 
-def import_ops(names: tuple[str, ...]) -> None:
-    """Import what registers custom ops."""
+def import_ops(ops: UserOps) -> None:
+    """Import what registers custom ops; for good, in a process that does nothing else."""
     import fxc.ops
     import fxc.ops.fp8
     import fxc.ops.gemv
     import fxc.ops.rope  # noqa: F401
 
-    for name in names:
+    if ops.imports:
+        sys.path.append(ops.directory)
+    for name in ops.imports:
         if name.endswith(".py"):
             from fxc.models.files import load_file
 
@@ -46,7 +49,7 @@ def compile_piece(job: CompileJob) -> dict[str, Any]:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(job.directory) / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(Path(job.scratch) / "triton")
     _require_device(job.target)
-    import_ops(job.imports)
+    import_ops(job.ops)
     graph, layouts = parse_graph(job.text)
     symbols = _torch_build.Symbols(job.dims)
     inputs = tuple(_fake(symbols, text, job.target.device) for text in layouts)
@@ -120,7 +123,7 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
     Raises:
         ProofError: names the result, the point and the error.
     """
-    import_ops(job.imports)
+    import_ops(job.ops)
     run = _torch_run.runner(Path(job.library), torch.device(job.device))
     graph, layouts = parse_graph(job.text)
     compiled = [node for node in graph.nodes if node.target in PLAIN] if job.device == "cuda" else []

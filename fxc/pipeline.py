@@ -7,14 +7,15 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fxc import identity, machine
+from fxc import executors, identity, machine
 from fxc.cache import Cache
 from fxc.errors import CacheIOError, CompileError, FxcError, SpecError, UsageError
 from fxc.manifest import Manifest, PassReport, Proof, Unproved
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from fxc.lower import Lowered
     from fxc.passes import Pass
     from fxc.plan import Plan
+    from fxc.pool import Pool
 
 
 _TRACING = threading.Lock()
@@ -70,7 +72,7 @@ def build(
     path: str | Path, *, overrides: Iterable[str] = (), level: int | None = None, jobs: int | None = None,
     force: bool = False, prove: bool = True, rank: int | None = None, world_size: int | None = None,
     dp_rank: int | None = None, cache_dir: str | Path | None = None, remote: str | None = None,
-    observer: Observer | None = None, passes: Sequence[Pass] = (),
+    executor: str = "local", observer: Observer | None = None, passes: Sequence[Pass] = (),
 ) -> BuildResult:  # fmt: skip
     """Make the artifact for a model.yaml, or find it.
 
@@ -83,11 +85,12 @@ def build(
     Args:
         overrides: `KEY=VALUE` with dotted keys, over the file's.
         level: over the file's `compile.level`.
-        jobs: how many processes compile; the number of cores by default.
+        jobs: how many processes compile; the number of cores by default, of the cluster with another executor.
         force: compile even what is in the cache.
         prove: compare binaries with eager.
         rank: position in a distributed job; RANK and WORLD_SIZE by default.
         remote: where to look for an artifact before it is compiled; FXC_REMOTE by default.
+        executor: where it is compiled: `local`, `ray`, `ray:auto`, `ray:HOST:PORT`, `ray://HOST:PORT`.
         passes: graph passes that run after those of model.yaml. With some, the model is always traced.
 
     Raises:
@@ -100,9 +103,10 @@ def build(
     spec, directory = load_spec(Path(path), overrides, level), Path(path).resolve().parent
     place = ranks(rank, world_size, dp_rank)
     cache = Cache.open(None if cache_dir is None else Path(cache_dir))
-    count = jobs if jobs is not None else len(os.sched_getaffinity(0))
-    if count < 1:
-        raise UsageError(f"--jobs {count}: expected 1 or more")
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"--jobs {jobs}: expected 1 or more")
+    executors.check(executor)
+    launch = partial(executors.start, executor, jobs, cache, observer)
     found = None if force or passes else identity.find(spec, directory, place, cache, compiler=True)
     if found is not None and (hit := _hit(cache, found, place, prove, {}, start)) is not None:
         return hit
@@ -112,7 +116,7 @@ def build(
         return hit
     try:
         with cache.building():
-            return _miss(spec, directory, place, cache, count, force, prove, shared, observer, start, passes)
+            return _miss(spec, directory, place, cache, launch, force, prove, shared, observer, start, passes)
     except SpecError as error:  # found out while the model was looked up or constructed
         if str(path) in error.message:
             raise
@@ -120,16 +124,14 @@ def build(
 
 
 def _miss(
-    spec: Spec, directory: Path, place: Ranks, cache: Cache, jobs: int, force: bool, prove: bool, shared: Shared | None,
-    observer: Observer, start: float, passes: Sequence[Pass],
+    spec: Spec, directory: Path, place: Ranks, cache: Cache, launch: Callable[[Target], Pool], force: bool, prove: bool,
+    shared: Shared | None, observer: Observer, start: float, passes: Sequence[Pass],
 ) -> BuildResult:  # fmt: skip
     """Trace; then compile what the cache lacks, and publish."""
-    from fxc.pool import Pool
-
     target = machine.probe(spec.device)
     if spec.compile.level:
         _require_tools(target)
-    workers = Pool(jobs, directory) if spec.compile.level else contextlib.nullcontext()  # level 0 compiles nothing
+    workers = launch(target) if spec.compile.level else contextlib.nullcontext()  # level 0 compiles nothing
     with workers as pool:  # imports the compiler while this process traces
         observer.phase("trace")
         from fxc.plan import make_plan
@@ -213,7 +215,7 @@ def _lower(plan: Plan, cache: Cache, pool: Any, prove: bool, force: bool, observ
     from fxc.lower import Lowering
 
     observer.phase("compile")
-    lowered = Lowering(cache, pool, observer, imports=plan.imports, prove=prove, force=force).run(plan.units)
+    lowered = Lowering(cache, pool, observer, ops=plan.ops, prove=prove, force=force).run(plan.units)
     plan.seconds["compile"] = lowered.compile_seconds
     plan.seconds["prove"] = plan.seconds.get("prove", 0.0) + lowered.prove_seconds
     observer.phase_done("compile", plan.seconds["compile"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from fxc.cache import key
 from fxc.cases import cover
 from fxc.errors import TraceError
 from fxc.graph_run import seeded
+from fxc.jobs import UserOps
 from fxc.manifest import FORMAT, Constant, CustomOp, Factor, Input, Manifest, Piece, Program, Source, Weight
 from fxc.models import ModelSource, cache_inputs, expected_ops, instantiate, reads, resolve
 from fxc.ops import backends
@@ -43,8 +45,8 @@ class Plan:
     units: list[lower.Unit]
     parts: dict[str, Partition]
     """By name of the step, the graph that it is stitched from."""
-    imports: tuple[str, ...]
-    """Absolute paths and modules that register custom ops."""
+    ops: UserOps
+    """What registers custom ops."""
     seconds: dict[str, float]
     """trace, partition."""
 
@@ -111,9 +113,10 @@ def make_plan(spec: Spec, directory: Path, target: Target, extra: Sequence[Pass]
     parts = {f"step_{i}": partition(traced, ops, compiled) for i, traced in enumerate(traces)}
     records = identity.sources(sorted(read_files), read.variables, directory, began)
     manifest, files, units = _assemble(spec, source, target, parts, weights, all_names, records, passes)
-    imports = tuple(str(directory / name) if name.endswith(".py") else name for name in source.imports)
+    paths = (os.path.abspath(directory / name) if name.endswith(".py") else name for name in source.imports)
+    user_ops = UserOps(tuple(paths), str(directory), identity.files(records, directory))
     seconds = {"trace": traced_at - start, "partition": time.perf_counter() - traced_at}
-    return Plan(manifest, files, units, parts, imports, seconds)
+    return Plan(manifest, files, units, parts, user_ops, seconds)
 
 
 def _trace(spec: Spec, model: torch.nn.Module, expected: Mapping[str, int]) -> list[Traced]:

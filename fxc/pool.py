@@ -1,4 +1,4 @@
-"""The parent side of compiling: a pool of jobs, so many at a time."""
+"""The parent side of compiling: a pool of jobs, so many at a time, in child processes or on a cluster."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 import msgspec
 
-from fxc._worker import Job, Reply
 from fxc.errors import BuildError
+from fxc.jobs import Job, Message, Note, Ready, Refusal, Reply
+from fxc.progress import Observer
 
 _TUNING = re.compile(
     r"_?(AOT|AOTI|AOTINDUCTOR|AOT_INDUCTOR|ATEN|CUTEDSL|CUTLASS|INDUCTOR|TORCHDYNAMO|TORCHINDUCTOR|TORCH_COMPILE|TORCH_LOGS"
@@ -37,22 +37,32 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class Pool:
-    """Runs jobs in processes that are forked from one which has the compiler imported.
+    """Hands jobs to one process, which does each in a process of its own and reads JSON lines on stdin until the build
+    is done; by default it forks them from itself, with the compiler imported.
 
     Starting it takes seconds and does not block: start it before the work that comes first.
     """
 
-    def __init__(self, jobs: int, directory: Path) -> None:
+    def __init__(
+        self, jobs: int | None, arguments: tuple[str, ...] = ("fxc._worker",), *,
+        environ: Mapping[str, str] | None = None, cluster: str = "", observer: Observer | None = None,
+    ) -> None:  # fmt: skip
         """
         Args:
-            jobs: how many may run at a time.
-            directory: that of model.yaml, where modules that register ops may lie.
+            jobs: how many may run at a time; None where the process says so itself.
+            arguments: the module to run, and its arguments.
+            environ: its environment; what compilers may see of this process's by default.
+            cluster: where it has jobs done, for people; without one it does them itself.
+            observer: hears its notes.
         """
-        self.jobs = jobs
+        self._jobs = jobs
+        self._cluster = cluster
+        self._observer = observer or Observer()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "fxc._worker", str(directory)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment(os.environ), bufsize=0,
+            [sys.executable, "-P", "-m", *arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, bufsize=0,
+            env=environment(os.environ) if environ is None else environ,
             start_new_session=True,  # Ctrl-C reaches the build alone, which ends this one
         )  # fmt: skip
 
@@ -63,6 +73,17 @@ class Pool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def jobs(self) -> int:
+        """How many may run at a time.
+
+        Raises:
+            BuildError: there are no workers to be had.
+        """
+        while self._jobs is None:
+            self._hear()
+        return self._jobs
 
     def close(self) -> None:
         """End all jobs and wait for the end."""
@@ -86,19 +107,48 @@ class Pool:
             raise self._lost() from None
 
     def receive(self) -> Reply:
-        """Wait for a job to end."""
+        """Wait for a job to end.
+
+        Raises:
+            BuildError: the workers cannot do any, or are gone.
+        """
+        while (reply := self._hear()) is None:
+            pass
+        return reply
+
+    def _hear(self) -> Reply | None:
+        """Take in one message."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise self._lost()
-        return msgspec.json.decode(line, type=Reply)
+        message: Message = msgspec.json.decode(line, type=Message)
+        match message:
+            case Reply():
+                return message
+            case Note():
+                self._observer.note(message.text)
+            case Ready():
+                self._jobs = self._jobs or message.jobs
+            case Refusal():
+                error = BuildError(message.message, message.hint)
+                error.add_note(self._printed())
+                raise error
+        return None
 
     def _lost(self) -> BuildError:
         self._process.wait()
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        code = self._process.returncode
-        return BuildError(
-            f"the compile workers ended unexpectedly with exit code {code}: {lines[-1] if lines else 'no message'}",
-            "run `fxc doctor`; the machine may be out of memory" if code < 0 else "run `fxc doctor`",
-        )
+        log, code = self._printed(), self._process.returncode
+        if self._cluster:
+            message = f"{self._cluster} is lost"
+            error = BuildError(message, "build again: what was compiled is kept; `-v` shows what Ray said")
+        else:
+            last = log.rpartition("\n")[2] or "no message"
+            hint = "run `fxc doctor`; the machine may be out of memory" if code < 0 else "run `fxc doctor`"
+            error = BuildError(f"the compile workers ended unexpectedly with exit code {code}: {last}", hint)
+        error.add_note(log)
+        return error
+
+    def _printed(self) -> str:
+        descriptor = self._log.fileno()  # whose position the process shares
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace").strip()

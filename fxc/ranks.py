@@ -17,6 +17,12 @@ class Ranks(msgspec.Struct, frozen=True):
     data_parallel_rank: int = 0
 
     @property
+    def label(self) -> str:
+        """For people: `1 of 2`."""
+        parallel = f", data-parallel rank {self.data_parallel_rank}" if self.data_parallel_rank else ""
+        return f"{self.rank} of {self.world_size}{parallel}"
+
+    @property
     def directory(self) -> str:
         return f"rank_{self.rank}_{self.data_parallel_rank}"
 

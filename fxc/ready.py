@@ -19,7 +19,7 @@ from fxc.cache import Artifact, Cache, Trust
 from fxc.errors import CacheMissError, RunError
 from fxc.manifest import Input, Manifest, Weight
 from fxc.progress import Observer
-from fxc.ranks import ranks
+from fxc.ranks import number, ranks
 from fxc.shapes import Range, point_label, size_at
 from fxc.share import Shared
 from fxc.spec import load_spec
@@ -66,8 +66,8 @@ def warm(
     dp_rank: int | None = None, verify_key: Path | None = None, remote: str | None = None, wait: float = WAIT,
     cache_dir: Path | None = None, observer: Observer | None = None,
 ) -> WarmResult:  # fmt: skip
-    """Look up (or build) what `ref` names, check its digests, load it, run one step per size and range, and on a GPU
-    capture the CUDA graphs that model.yaml asks for, whose times and memory are noted in the cache.
+    """Look up (or build) what `ref` names, check the digests of this rank's files, load it, run one step per size and
+    range, and on a GPU capture the CUDA graphs that model.yaml asks for, whose times and memory are noted in the cache.
 
     Args:
         ref: a model.yaml, a prefix of a hash, or the path of an artifact.
@@ -88,15 +88,15 @@ def warm(
     trust = Trust.of(os.environ, verify_key)
     with clock.phase("lookup"):
         shared = Shared.open(remote, Cache.open(cache_dir), clock.observer, trust)
-        artifact = _look_up(ref, cache_dir, require_hit or bool(trust.keys), shared, trust=trust, **options)
+        artifact = look_up(ref, cache_dir, require_hit or bool(trust.keys), shared, trust=trust, **options)
     built = False
     if artifact is None:
         with _turn(ref, cache_dir, wait, clock.observer, options) as waited:
-            artifact = _look_up(ref, cache_dir, False, None, trust=trust, **options) if waited else None
+            artifact = look_up(ref, cache_dir, False, None, trust=trust, **options) if waited else None
             if built := artifact is None:
                 artifact = _build(ref, cache_dir, clock.observer, jobs=jobs, remote=remote, **options)
     with artifact.use(), clock.phase("verify"):
-        artifact.verify()
+        artifact.verify(artifact.rank_dir(number(rank, "RANK") or 0, dp_rank or 0))
     # Imports torch, as a server has long done: seconds that count to the total only.
     from fxc.runtime import custom_ops, loader
 
@@ -159,10 +159,14 @@ def make_weight(weight: Weight, generator: torch.Generator) -> torch.Tensor:
     return made.to(dtype)
 
 
-def _look_up(
+def look_up(
     ref: str | Path, cache_dir: Path | None, require_hit: bool, shared: Shared | None, **options: Any
 ) -> Artifact | None:
-    """Here, then in the remote cache; None where it has to be built."""
+    """What `ref` names, here or in the remote cache; None where it has to be built.
+
+    Raises:
+        CacheMissError: it is in neither, and `require_hit` or no model.yaml to build from.
+    """
     try:
         return refs.find(ref, cache_dir, use=True, **options)
     except CacheMissError:

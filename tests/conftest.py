@@ -75,6 +75,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache with the binaries of all probes and of the compiled models of the zoo, made by one pool of workers."""
     from fxc.cache import Cache
+    from fxc.jobs import UserOps
     from fxc.lower import Lowering
     from fxc.plan import make_plan
     from fxc.pool import Pool
@@ -83,10 +84,10 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.building import HERE, plan_of, target
 
     directory = tmp_path_factory.mktemp("compiled")
-    with Pool(len(os.sched_getaffinity(0)), HERE) as pool:
+    with Pool(len(os.sched_getaffinity(0))) as pool:
         plans: list[Plan] = [plan_of(cls, level=2) for cls in test_zoo.COMPILED]
         plans += [make_plan(probe.spec(2), test_probes.PROBES, target()) for probe in test_probes.ALL.values()]
-        imports = list(dict.fromkeys(name for plan in plans for name in plan.imports))
-        lowering = Lowering(Cache.open(directory), pool, Observer(), imports=imports, prove=True, force=False)
+        ops = UserOps(tuple(dict.fromkeys(name for plan in plans for name in plan.ops.imports)), str(HERE))
+        lowering = Lowering(Cache.open(directory), pool, Observer(), ops=ops, prove=True, force=False)
         lowering.run(unit for plan in plans for unit in plan.units)
     return directory

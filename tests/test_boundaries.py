@@ -26,7 +26,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "_torch_run machine identity refs share ops runtime",
         "host_compiler random_inputs scalars graph_text traced region partition stitch graph_files output graph_run "
         "_torch_build passes",
-        "models model_weights trace cases _worker pool prove rehearse piece_jobs lower rewrite plan pipeline ready eager "
+        "models model_weights trace cases jobs _worker pool executors _ray ray_node prove rehearse piece_jobs lower rewrite plan "
+        "pipeline ready ready_ranks eager "
         "timing workload bench why",
         "cli",
         "__init__ __main__",

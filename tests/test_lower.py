@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from fxc import lower, machine
-from fxc._worker import CheckJob, CompileJob, Reply
 from fxc.cache import Cache
 from fxc.errors import CompileError, ProofError
+from fxc.jobs import CheckJob, CompileJob, Reply, UserOps
 from fxc.lower import Lowering, Unit, hint, options, unit
 from fxc.progress import Observer
 from fxc.region import Piece
@@ -139,6 +139,9 @@ class Workers:
         self.library = directory / "made.so"
         self.error, self.where = error, where
 
+    def close(self) -> None:
+        self.waiting.clear()
+
     def send(self, job: CompileJob | CheckJob) -> None:
         self.asked.append(job)
         self.waiting.append(job)
@@ -155,7 +158,7 @@ class Workers:
 
 
 def lowered(cache: Path, workers: Workers, prove: bool = True, force: bool = False) -> lower.Lowered:
-    one = Lowering(Cache.open(cache), workers, Observer(), imports=[], prove=prove, force=force)  # type: ignore[arg-type]
+    one = Lowering(Cache.open(cache), workers, Observer(), ops=UserOps(), prove=prove, force=force)  # type: ignore[arg-type]
     return one.run([made(), made(name="piece_1"), made(box=BOX.replace("n", 8, 8))])
 
 
@@ -200,7 +203,7 @@ def test_a_binary_without_proof_is_proved_later_not_compiled(tmp_path: Path) -> 
 )
 def test_errors_of_jobs(tmp_path: Path, error: str, where: type[Any], kind: type[Exception], message: str) -> None:
     workers: Any = Workers(tmp_path, error, where)
-    one = Lowering(Cache.open(tmp_path / "cache"), workers, Observer(), imports=[], prove=True, force=False)
+    one = Lowering(Cache.open(tmp_path / "cache"), workers, Observer(), ops=UserOps(), prove=True, force=False)
     with pytest.raises(kind, match=message) as caught:
         one.run([made()])
     assert TEXT in caught.value.__notes__[0]

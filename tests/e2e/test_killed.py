@@ -129,13 +129,13 @@ def test_builds_at_once_compile_each_binary_once(fresh: Fresh) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "kind"),
-    [(signal.SIGINT, 130, "Interrupted"), (signal.SIGTERM, 143, "Terminated")][: 2 if TORTURE else 1],
+    ("verb", "number", "code", "kind"),
+    [("build", signal.SIGINT, 130, "Interrupted"), ("warm", signal.SIGTERM, 143, "Terminated")],
 )
-def test_interrupted_while_compiling(fresh: Fresh, number: int, code: int, kind: str) -> None:
+def test_interrupted_while_compiling(fresh: Fresh, verb: str, number: int, code: int, kind: str) -> None:
     """As Ctrl-C does it: to the whole foreground group."""
     project = fresh()
-    with project.start(*SIZES) as process:
+    with project.start(*SIZES, verb=verb) as process:
         while not any("cc1plus" in line for line in project.processes()):
             assert process.poll() is None
             time.sleep(0.05)

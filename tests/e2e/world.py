@@ -152,10 +152,12 @@ class Project(NamedTuple):
         assert done.code == 0, done
         return done.json
 
-    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, verb: str = "build", more: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[str]:
         """`fxc build` in a session of its own, not waited for."""
         return subprocess.Popen(
-            [*FXC, "build", str(self.yaml), "--json", *arguments], env=self.environ(), text=True,
+            [*FXC, verb, str(self.yaml), "--json", *arguments], env=self.environ(**(more or {})), text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, **options,
         )  # fmt: skip
 
