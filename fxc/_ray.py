@@ -7,6 +7,7 @@ handlers, and prints. When stdin ends (the build is done, or was killed) every t
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import re
@@ -62,12 +63,14 @@ class Driver:
         self.share = 1
         self.gpus = int(cluster.target.device == "cuda")
         """That a task has for itself."""
-        self.run = ray.remote(ray_node.run)
+        self.run: Any = ray.remote(ray_node.run)
 
     def connect(self) -> None:
         """Find or start the cluster, and say how much it does at once."""
         _require_reachable(self.cluster.address or os.environ.get("RAY_ADDRESS", ""))
-        ray.init(self.cluster.address or None, include_dashboard=False, log_to_driver=False, logging_level="warning")
+        ray.init(
+            self.cluster.address or None, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING
+        )
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on, the end of stdin ends it
         kind = "GPU" if self.gpus else "CPU"
         slots = [node["Resources"].get(kind, 0.0) for node in ray.nodes() if node["Alive"]]
