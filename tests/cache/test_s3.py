@@ -94,5 +94,5 @@ def test_in_bad_weather(
 def test_no_bucket(artifact: Artifact, bucket: Remote, plan: Plan) -> None:  # noqa: F811
     plan()
     absent = Remote.open("s3://absent/fxc", QUICK)
-    with pytest.raises(CacheIOError, match="cannot write blobs/.* to s3://absent/fxc"):
+    with pytest.raises(CacheIOError, match="cannot write packs/.* to s3://absent/fxc"):
         push(absent, artifact)
