@@ -15,7 +15,6 @@ from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
-
 from typer.core import TyperGroup
 
 from fxc.cli import streams

@@ -58,22 +58,25 @@ class Unit:
     """Identity of the passes that did."""
 
     @property
+    def factors(self) -> list[tuple[str, str]]:
+        """Everything that decides what the binary computes and how fast, by name, in order."""
+        return [
+            ("lower", VERSION),
+            ("piece", self.piece.text),
+            ("passes", self.passes),
+            ("rewritten", self.text),
+            ("ops", "\n".join(self.piece.custom_ops)),
+            ("kernels", KERNELS if self._has_kernels else ""),
+            ("range", self.range.label),
+            ("hints", repr(sorted(self.dims().items()))),
+            ("options", repr(sorted(self.options))),
+            ("target", msgspec.json.encode(self.target).decode()),
+        ]
+
+    @property
     def key(self) -> str:
-        """Digest of everything that decides what the binary computes and how fast."""
-        return key.combine(
-            [
-                ("lower", VERSION),
-                ("piece", self.piece.text),
-                ("passes", self.passes),
-                ("rewritten", self.text),
-                ("ops", "\n".join(self.piece.custom_ops)),
-                ("kernels", KERNELS if self._has_kernels else ""),
-                ("range", self.range.label),
-                ("hints", repr(sorted(self.dims().items()))),
-                ("options", repr(sorted(self.options))),
-                ("target", msgspec.json.encode(self.target).decode()),
-            ]
-        )
+        """Digest of the factors."""
+        return key.combine(self.factors)
 
     @property
     def _has_kernels(self) -> bool:
