@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from fxc import machine
 from fxc._worker import CheckJob, CompileJob, Reply
 from fxc.cache import Cache, key
 from fxc.errors import CompileError, ProofError
@@ -291,6 +292,7 @@ class Lowering:
             record = Binary(
                 piece=unit.piece.unique, range=unit.range.label, bytes=library.stat().st_size,
                 sha256=key.sha256_file(library), seconds=entry.compile_seconds,
+                needs=machine.needed(library.read_bytes()),
                 checked=self.prove, proof=proof, unproved=unproved, assumptions=tuple(entry.compiled["assumptions"]),
             )  # fmt: skip
             self.done.compiled += 1
