@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -29,7 +30,7 @@ from fxc.cache.contents import Progress
 from fxc.cache.index import Entry
 from fxc.cache.layout import MANIFEST, SIGNATURE
 from fxc.cache.objects import Objects
-from fxc.cache.transfer import Beat, DamagedOnArrivalError
+from fxc.cache.transfer import Beat, DamagedOnArrivalError, each
 from fxc.errors import CacheMissError, DamagedError, FxcError, IncompatibleError
 from fxc.manifest import File, Manifest, Source, decode, encode, seal, unseal
 
@@ -60,16 +61,20 @@ class Remote(Objects, frozen=True):
             except DamagedError as error:  # it may have been cut off on the way
                 raise DamagedOnArrivalError(error.message) from error
 
-        try:
-            data, manifest = self.persist(read, f"read {name}")
+        def signature(beat: Beat) -> bytes:
+            with suppress(FileNotFoundError):
+                return self.get(f"artifacts/{hash}/{SIGNATURE}")
+            return b""
+
+        calls: dict[str, Callable[[Beat], Any]] = {"manifest": read, "signature": signature}
+        try:  # both at once
+            found = dict(each(calls, lambda what: (what, self.persist(calls[what], f"read {name}")), self.patience))
         except FileNotFoundError:
             raise CacheMissError(f"no artifact {hash} in {self.url}", "`fxc push` puts it there") from None
+        data, manifest = found["manifest"]
         if manifest.hash != hash:
             raise DamagedError(f"{self.url}: {name} is of artifact {manifest.hash}", "push it again with --force")
-        signature = b""
-        with suppress(FileNotFoundError):
-            signature = self.read(f"artifacts/{hash}/{SIGNATURE}")
-        return Artifact(Path(f"{self.url}/{hash}"), manifest, data, signature)
+        return Artifact(Path(f"{self.url}/{hash}"), manifest, data, found["signature"])
 
     def resolve(self, prefix: str) -> str:
         """The hash that begins so.
