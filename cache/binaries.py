@@ -10,7 +10,7 @@ import msgspec
 
 from fxc.cache import key as keys
 from fxc.cache.artifact import check_file, is_safe, reading
-from fxc.cache.files import copy_file, install, io_errors, write_file
+from fxc.cache.files import copy_file, install, io_errors, link_file, replace, write_file
 from fxc.cache.layout import RECORD, Layout
 from fxc.cache.lock import lock, staging
 from fxc.errors import CacheIOError, CacheMissError, DamagedError
@@ -78,24 +78,49 @@ def adopt(layout: Layout, bases: Sequence[Layout], key: str) -> None:
             return
 
 
-def store(
-    layout: Layout, key: str, sources: Mapping[str, Path], binary: Binary, force: bool,
-    take: Callable[[Path, Path], None] = copy_file,
-) -> None:  # fmt: skip
-    """Take in the files of a compiled piece; an intact one that is there already stays, unless `force`."""
+def store(layout: Layout, key: str, sources: Mapping[str, Path], binary: Binary, force: bool) -> None:
+    """Copy the files of a compiled piece; an intact one that is there already stays, unless `force`."""
     with staging(layout) as stage:
         new = stage / key
         with io_errors("write", layout.binaries / key):
             new.mkdir(mode=0o700)
             for name, source in sources.items():
-                take(source, new / name)
+                copy_file(source, new / name)
             files = {name: measure(new / name) for name in sources}
-            write_file(new / RECORD, seal(msgspec.json.encode(Record(binary, files))))
-        if files[f"{key}.so"].sha256 != binary.sha256:
-            raise DamagedError(f"binary {key}: {key}.so is not what its record says", "run `fxc build` again")
+            write_file(new / RECORD, _record(key, binary, files))
         with lock(layout, "binaries"), io_errors("write", layout.binaries / key):
             if force or _intact(layout, key) is None:
                 install(new, layout.binaries / key)
+
+
+def share(layout: Layout, records: Mapping[str, Record], path_of: Callable[[str], Path], stage: Path) -> None:
+    """Link the files of many compiled pieces, which were checked; intact ones that are there already stay. Nothing is
+    written through to the disk: a crash takes away a record at most, and a binary without a whole one is no binary.
+
+    Args:
+        records: by key.
+        path_of: gives where a file lies, by its name.
+    """
+    stage = stage / "binaries"
+    with io_errors("write", layout.binaries):
+        stage.mkdir(mode=0o700)
+        for key, record in records.items():
+            new = stage / key
+            new.mkdir(mode=0o700)
+            for name in record.files:
+                link_file(path_of(name), new / name)
+            write_file(new / RECORD, _record(key, record.binary, record.files), sync=False)
+        with lock(layout, "binaries"):
+            for key in records:
+                place = layout.binaries / key
+                if not place.exists() or _intact(layout, key) is None:
+                    replace(stage / key, place)
+
+
+def _record(key: str, binary: Binary, files: dict[str, File]) -> bytes:
+    if files[f"{key}.so"].sha256 != binary.sha256:
+        raise DamagedError(f"binary {key}: {key}.so is not what its record says", "run `fxc build` again")
+    return seal(msgspec.json.encode(Record(binary, files)))
 
 
 def measure(path: Path) -> File:

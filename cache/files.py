@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +19,8 @@ _HINTS = {
     errno.EROFS: "the file system is read-only: choose another place with --cache-dir or FXC_CACHE_DIR",
 }
 _HINT = "check the directory's owner and mode, or choose another place with --cache-dir or FXC_CACHE_DIR"
+SYNCED = 16
+"""Files that are written through at once."""
 _NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
 
 
@@ -44,17 +47,18 @@ def make_dirs(path: Path) -> None:
             raise
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a new file, 0600, through to the disk."""
-    write_chunks(path, (data,))
+def write_file(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Write a new file, 0600, through to the disk; without `sync`, the caller sees to that."""
+    write_chunks(path, (data,), sync=sync)
 
 
-def write_chunks(path: Path, chunks: Iterable[bytes]) -> None:
+def write_chunks(path: Path, chunks: Iterable[bytes], *, sync: bool = True) -> None:
     """The same, piece by piece."""
     with _create(path) as fd, os.fdopen(fd, "wb", closefd=False) as file:
         file.writelines(chunks)
         file.flush()
-        os.fsync(fd)
+        if sync:
+            os.fsync(fd)
 
 
 def copy_file(source: Path, path: Path) -> None:
@@ -77,7 +81,18 @@ def link_file(source: Path, path: Path) -> None:
 
 def sync_dir(path: Path) -> None:
     """Write a directory's entries through to the disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(path)
+
+
+def sync_all(paths: Iterable[Path]) -> None:
+    """Write files, and entries of directories, through to the disk: several at once, which the disk takes together."""
+    with ThreadPoolExecutor(SYNCED) as pool:
+        for _ in pool.map(_sync, paths):
+            pass
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
@@ -86,14 +101,18 @@ def sync_dir(path: Path) -> None:
 
 def install(new: Path, place: Path) -> None:
     """Put the staged directory `new` at `place` in one step. What was there is left in the staging directory."""
-    for directory, _, _ in os.walk(new):
-        sync_dir(Path(directory))
+    sync_all(Path(directory) for directory, _, _ in os.walk(new))
+    replace(new, place)
+    sync_dir(place.parent)
+
+
+def replace(new: Path, place: Path) -> None:
+    """The same for what is on the disk already; it is in its place when the caller has written the entry through."""
     if not place.exists():
         os.rename(new, place)
     elif not _exchange(new, place):
         os.rename(place, new.with_name(f"{new.name}.old"))
         os.rename(new, place)
-    sync_dir(place.parent)
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -26,7 +26,7 @@ def combine(factors: Sequence[tuple[str, str]]) -> str:
     return state.hexdigest()
 
 
-def sha256(data: bytes) -> str:
+def sha256(data: bytes | memoryview) -> str:
     """64 hex digits."""
     return hashlib.sha256(data).hexdigest()
 

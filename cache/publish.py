@@ -16,6 +16,7 @@ from fxc.cache import signing
 from fxc.cache.artifact import MEND, Artifact, is_safe
 from fxc.cache.files import copy_file, install, io_errors, link_file, make_dirs, sync_dir, write_file
 from fxc.cache.layout import INDUCTOR, MANIFEST, SIGNATURE, Layout
+from fxc.cache.listing import listed
 from fxc.cache.lock import lock, share, staging, use_of
 from fxc.errors import CacheMissError, DamagedError, FxcError, IncompatibleError, UsageError
 from fxc.manifest import Factor, File, Manifest, Rank, encode
@@ -47,14 +48,14 @@ def publish(
 def adopt(layout: Layout, found: Artifact, stage: Path) -> Artifact:
     """Take in an artifact from elsewhere, which lies in the staging directory `stage`, every file of it checked. Its
     binaries are shared with others, like those that were compiled here."""
-    place = layout.artifacts / found.manifest.hash
-    with io_errors("write", place):
-        for key, binary in found.manifest.binaries.items():
-            names = {f"{key}.so", f"{key}.json"}
-            listed = {name.rpartition("/")[2]: name for rank in found.manifest.ranks.values() for name in rank.files}
-            sources = {name: found.path / listed[name] for name in names & listed.keys()}
-            if f"{key}.so" in sources:
-                store.store(layout, key, sources, binary, False, take=link_file)
+    names = {name.rpartition("/")[2]: name for rank in found.manifest.ranks.values() for name in rank.files}
+    files = listed(found.manifest)
+    records = {
+        key: store.Record(binary, {name: files[names[name]] for name in (f"{key}.so", f"{key}.json") if name in names})
+        for key, binary in found.manifest.binaries.items()
+        if f"{key}.so" in names
+    }
+    store.share(layout, records, lambda name: found.path / names[name], stage)
     return _install(layout, (), found.manifest, found.path, stage, found)
 
 

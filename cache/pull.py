@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from fxc.cache import binaries, publish
 from fxc.cache.artifact import Artifact
+from fxc.cache.contents import Progress
 from fxc.cache.files import io_errors, link_file, make_dirs
 from fxc.cache.layout import Layout
 from fxc.cache.listing import listed
 from fxc.cache.lock import PULLING, lock, staging
-from fxc.cache.remote import Progress, Remote
+from fxc.cache.remote import Remote
 from fxc.cache.trust import Trust, check
 from fxc.errors import FxcError
 from fxc.manifest import File, Manifest
 
 
-def pull(layout: Layout, remote: Remote, hash: str, trust: Trust, progress: Progress) -> Artifact:
-    """Take in an artifact. What has come when it ends half-way is in `incoming/`, and does not travel again.
+def pull(layout: Layout, remote: Remote, found: Artifact, trust: Trust, progress: Progress) -> Artifact:
+    """Take in an artifact, whose manifest was `found` at the remote. What has come when it ends half-way is in
+    `incoming/`, and does not travel again.
 
     Raises:
-        CacheMissError: the remote does not have it.
         DamagedError: something is not what its digest says, or is not trusted.
         CacheIOError: the remote cannot be read, or the cache not written.
     """
-    found = remote.manifest(hash)
+    hash = found.manifest.hash
     expected = listed(found.manifest)
     layout.prepare()
     with io_errors("write", layout.incoming):
@@ -38,10 +39,10 @@ def pull(layout: Layout, remote: Remote, hash: str, trust: Trust, progress: Prog
         with io_errors("write", new):
             make_dirs(new)
             make_dirs(blobs)
-            _reuse(layout, found.manifest, blobs)
+            _reuse(layout, found.manifest, expected.values(), blobs)
         here = {path.name for path in blobs.iterdir()}
         missing = [file for file in expected.values() if file.sha256 not in here]
-        remote.fetch(missing, layout.incoming, stage, progress)
+        remote.fetch(hash, missing, layout.incoming, stage, progress)
         with io_errors("write", new):
             for name, file in expected.items():
                 source = blobs if file.sha256 in here else layout.incoming
@@ -50,15 +51,15 @@ def pull(layout: Layout, remote: Remote, hash: str, trust: Trust, progress: Prog
         artifact = publish.adopt(
             layout, check(Artifact(new, found.manifest, found.data, found.signature), trust), stage
         )
-        for file in expected.values():
+        for file in missing:
             with suppress(OSError):
                 os.unlink(layout.incoming / file.sha256)
     return artifact
 
 
-def _reuse(layout: Layout, manifest: Manifest, blobs: Path) -> None:
+def _reuse(layout: Layout, manifest: Manifest, files: Iterable[File], blobs: Path) -> None:
     """Link what this cache has already, by digest: binaries, and files of another build of the same artifact."""
-    wanted = set(listed(manifest).values())
+    wanted = set(files)
     for path, file in _have(layout, manifest):
         if file in wanted and not (blobs / file.sha256).exists():
             with suppress(OSError):
@@ -68,7 +69,7 @@ def _reuse(layout: Layout, manifest: Manifest, blobs: Path) -> None:
 
 
 def _have(layout: Layout, manifest: Manifest) -> Iterator[tuple[Path, File]]:
-    for key in manifest.binaries:
+    for key in manifest.binaries.keys() & set(os.listdir(layout.binaries)):
         with suppress(FxcError):
             for name, file in binaries.load(layout, key).files.items():
                 yield layout.binaries / key / name, file

@@ -16,11 +16,12 @@ from fxc.cache import archive, index, prune, publish, pull
 from fxc.cache import binaries as _binaries
 from fxc.cache.artifact import Artifact
 from fxc.cache.choice import Rules
+from fxc.cache.contents import Progress
 from fxc.cache.files import io_errors, make_dirs
 from fxc.cache.layout import MANIFEST, Layout, base_dirs, cache_dir
 from fxc.cache.lock import BUILDING, Use, lock, share, staging, try_lock, turn
 from fxc.cache.prune import Pruned
-from fxc.cache.remote import Progress, Remote
+from fxc.cache.remote import Remote
 from fxc.cache.trust import Trust, check, check_cache
 from fxc.errors import CacheIOError, CacheMissError, DamagedError, FxcError, IncompatibleError, UsageError
 from fxc.manifest import FORMAT, Binary, Factor, File, Manifest, Source
@@ -154,17 +155,19 @@ class Cache(msgspec.Struct, frozen=True):
         with self.building(), staging(self.layout) as stage:
             return publish.adopt(self.layout, check(archive.unpack(file, stage), trust), stage)
 
-    def pull(self, remote: Remote, hash: str, trust: Trust, progress: Progress) -> Artifact:
+    def pull(self, remote: Remote, found: Artifact, trust: Trust, progress: Progress) -> Artifact:
         """Take in an artifact from a remote cache, after every digest was checked, and the signature if `trust` asks
         for one. `progress` is told of bytes that have come.
 
+        Args:
+            found: what `Remote.manifest` gives.
+
         Raises:
-            CacheMissError: the remote does not have it.
             DamagedError: something is not what its digest says.
             CacheIOError: the remote cannot be read.
         """
         with self.building():
-            return pull.pull(self.layout, remote, hash, trust, progress)
+            return pull.pull(self.layout, remote, found, trust, progress)
 
     def sign(self, artifact: Artifact, key: Path) -> Artifact:
         """Sign an artifact's manifest. A rank that is added later takes the signature away."""

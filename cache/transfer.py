@@ -16,6 +16,8 @@ from fxc.errors import CacheIOError, FxcError
 T = TypeVar("T")
 Item = TypeVar("Item")
 
+Beat = Callable[[], None]
+"""Called at each sign of life."""
 FINAL = (FileNotFoundError, PermissionError, NotImplementedError, FxcError)
 """Answers, not faults: asking again gives the same."""
 
@@ -38,7 +40,7 @@ class DamagedOnArrivalError(OSError):
     """What came is not what was asked for."""
 
 
-def persistently(call: Callable[[Callable[[], None]], T], what: str, patience: Patience) -> T:
+def persistently(call: Callable[[Beat], T], what: str, patience: Patience) -> T:
     """`call`'s answer, tried again while it fails. It is given a function to call at each sign of life.
 
     Raises:
@@ -63,7 +65,7 @@ def persistently(call: Callable[[Callable[[], None]], T], what: str, patience: P
     raise CacheIOError(f"cannot {what}, tried {patience.tries} times: {_words(last)}", hint) from last
 
 
-def watched(call: Callable[[Callable[[], None]], T], stall: float) -> T:
+def watched(call: Callable[[Beat], T], stall: float) -> T:
     """Run it in a thread of its own, which is left behind when it stalls: a blocked call cannot be ended.
 
     Raises:

@@ -4,72 +4,78 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib.metadata
+import importlib
 import os
 import re
 import signal
 import sys
-import traceback
 import warnings
 from collections.abc import Sequence
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
-from fxc.cli import (
-    bench,
-    build,
-    doctor,
-    export,
-    inspect,
-    ls,
-    prune,
-    pull,
-    push,
-    render,
-    schema,
-    sign,
-    streams,
-    take,
-    verify,
-    warm,
-    why,
-)
-from fxc.convert import nearest
+from fxc.cli import streams
 from fxc.errors import FxcError, UsageError
 
 INTERRUPTED = 130
 TERMINATED = 128 + signal.SIGTERM
 OUTPUT_CLOSED = 1
 
-app = typer.Typer(
-    name="fxc", add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)  # fmt: skip
 VERBS = {
-    "build": build,
-    "inspect": inspect,
-    "warm": warm,
-    "bench": bench,
-    "ls": ls,
-    "verify": verify,
-    "why": why,
-    "prune": prune,
-    "export": export,
-    "import": take,
-    "push": push,
-    "pull": pull,
-    "sign": sign,
-    "schema": schema,
-    "doctor": doctor,
+    "build": "Compile a model; prints the hash of the artifact.",
+    "inspect": "Show what an artifact holds.",
+    "warm": "Make this machine ready for an artifact, and prove it.",
+    "bench": "Time a built program, next to eager and CUDA graphs.",
+    "ls": "List artifacts.",
+    "verify": "Check the digests of every file.",
+    "why": "Say why a model is not in the cache, or what differs.",
+    "prune": "Remove what is not needed any more.",
+    "export": "Write an artifact into a tar file.",
+    "import": "Take an exported artifact into the cache.",
+    "push": "Upload an artifact to a remote cache.",
+    "pull": "Fetch an artifact from a remote cache.",
+    "sign": "Sign an artifact.",
+    "schema": "Print the JSON schema of model.yaml.",
+    "doctor": "Check what a build and a load need here.",
 }
-for _name, _verb in VERBS.items():
-    app.command(_name, epilog=getattr(_verb, "EPILOG", None))(_verb.run)
+"""What `fxc --help` says of each; the rest of a verb is in its module, imported when it is used."""
+MODULES = {"import": "take"}
+"""Of verbs that are no names in Python."""
+SETTINGS: dict[str, Any] = {
+    "add_completion": False, "rich_markup_mode": None, "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}  # fmt: skip
+
+
+class _Verbs(TyperGroup):
+    """The verbs, each made into a command when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*VERBS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in VERBS:
+            return None
+        verb = importlib.import_module(f"fxc.cli.{MODULES.get(cmd_name, cmd_name)}")
+        alone = typer.Typer(**SETTINGS)
+        alone.command(cmd_name, epilog=getattr(verb, "EPILOG", None))(verb.run)
+        return typer.main.get_command(alone)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([*VERBS.items()])
+
+
+app = typer.Typer(name="fxc", cls=_Verbs, **SETTINGS)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
+        import importlib.metadata
+
         streams.write(f"fxc {importlib.metadata.version('fxc')}\n")
         raise typer.Exit
 
@@ -156,6 +162,8 @@ def _usage_error(error: Any) -> UsageError:
     message, _, near = error.format_message().partition(" Did you mean ")
     message, _, options = message.partition(" (Possible options: ")
     if unknown := re.match(r"No such command '(.*)'", message):
+        from fxc.convert import nearest
+
         near = f"{nearest(unknown[1], VERBS)!r}?" if nearest(unknown[1], VERBS) else ""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "fxc"
@@ -167,7 +175,11 @@ def _usage_error(error: Any) -> UsageError:
 
 
 def _fail(arguments: Sequence[str], error: BaseException, code: int, kind: str, message: str, hint: str = "") -> int:
+    from fxc.cli import render
+
     if _has_flag(arguments, "v", "--verbose"):
+        import traceback
+
         traceback.print_exception(error, file=sys.stderr)
     if _has_flag(arguments, "", "--json"):
         with contextlib.suppress(FxcError, BrokenPipeError):

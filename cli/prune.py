@@ -64,7 +64,10 @@ def _unfit() -> Callable[[Manifest], bool]:
             except IncompatibleError:
                 known[device] = None
         here = known[device]
-        return here is None or not all(verdict.accepted for verdict in machine.fits(manifest.target, here))
+        if here is None:
+            return True
+        verdicts = machine.fits(manifest.target, here, machine.needs_of(manifest), machine.libraries())
+        return not all(verdict.accepted for verdict in verdicts)
 
     return unfit
 

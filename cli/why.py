@@ -80,12 +80,15 @@ def say(why: Why, *, verbose: bool) -> None:
     for entry in why.factors:
         _difference(entry, verbose)
     if why.compile:
-        render.line(f"to compile: {len(why.compile)} of {render.count(why.binaries, 'binary')}")
+        about = "about " if why.hash is None else ""
+        render.line(f"to compile: {about}{len(why.compile)}; the artifact has {render.count(why.binaries, 'binary')}")
         for needed in why.compile if verbose else why.compile[:LINES]:
             took = "" if needed.seconds is None else f"  {render.duration(needed.seconds)}"
             render.line(f"  {needed.piece}{took}")
     if not why.hit and why.seconds is not None:
         render.line(f"a build takes about {render.duration(why.seconds)}, going by the nearest artifact")
+    if why.hash is None and any(entry.name.startswith("source.") for entry in why.changed):
+        render.line("`fxc why` with the same arguments traces the model, and shows the lines of its graph that differ")
 
 
 def _difference(entry: Difference, verbose: bool) -> None:

@@ -31,6 +31,13 @@ COMPILER = "compiler:"
 PACKAGES = ("fxc", "fxc.cache", "fxc.passes")
 """Whose sources are in the direct key: what the command line adds makes no artifact another one."""
 
+EXCLUDED = (
+    "folder", "working directory", "user", "host name", "environment variables", "comments", "ranks", "cores",
+    "device index", "memory of the GPU", "cudagraph",
+)  # fmt: skip
+"""What is kept out of the content key and of those of binaries: it changes nothing that they stand for. A variable that
+the model reads, and ranks whose graphs differ, come in through the graph."""
+
 
 def direct_factors(spec: Spec, target: Target, place: Ranks) -> tuple[Factor, ...]:
     """What a user can change without touching a source file, and fxc itself. CUDA graph settings are left out: they

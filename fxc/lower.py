@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from fxc import machine
 from fxc.cache import Cache, key
 from fxc.errors import CompileError, ProofError
 from fxc.jobs import CheckJob, CompileJob, Executor, Reply, UserOps
@@ -57,22 +58,25 @@ class Unit:
     """Identity of the passes that did."""
 
     @property
+    def factors(self) -> list[tuple[str, str]]:
+        """Everything that decides what the binary computes and how fast, by name, in order."""
+        return [
+            ("lower", VERSION),
+            ("piece", self.piece.text),
+            ("passes", self.passes),
+            ("rewritten", self.text),
+            ("ops", "\n".join(self.piece.custom_ops)),
+            ("kernels", KERNELS if self._has_kernels else ""),
+            ("range", self.range.label),
+            ("hints", repr(sorted(self.dims().items()))),
+            ("options", repr(sorted(self.options))),
+            ("target", msgspec.json.encode(self.target).decode()),
+        ]
+
+    @property
     def key(self) -> str:
-        """Digest of everything that decides what the binary computes and how fast."""
-        return key.combine(
-            [
-                ("lower", VERSION),
-                ("piece", self.piece.text),
-                ("passes", self.passes),
-                ("rewritten", self.text),
-                ("ops", "\n".join(self.piece.custom_ops)),
-                ("kernels", KERNELS if self._has_kernels else ""),
-                ("range", self.range.label),
-                ("hints", repr(sorted(self.dims().items()))),
-                ("options", repr(sorted(self.options))),
-                ("target", msgspec.json.encode(self.target).decode()),
-            ]
-        )
+        """Digest of the factors."""
+        return key.combine(self.factors)
 
     @property
     def _has_kernels(self) -> bool:
@@ -286,6 +290,7 @@ class Lowering:
             record = Binary(
                 piece=unit.piece.unique, range=unit.range.label, bytes=library.stat().st_size,
                 sha256=key.sha256_file(library), seconds=entry.compile_seconds,
+                needs=machine.needed(library.read_bytes()),
                 checked=self.prove, proof=proof, unproved=unproved, assumptions=tuple(entry.compiled["assumptions"]),
             )  # fmt: skip
             self.done.compiled += 1

@@ -13,11 +13,14 @@ import platform
 import re
 import shlex
 import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from fxc.errors import IncompatibleError
+from fxc.manifest import Manifest
 from fxc.target import X86_64_V3, Target
 
 _ARCHS = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -85,13 +88,24 @@ def here(device: str) -> Target:
     return msgspec.structs.replace(probe(device, compiler=False), cpu_features=_features())
 
 
-def fits(target: Target, here: Target) -> list[Verdict]:
-    """Whether a binary for `target` runs on the machine with the facts `here`, one by one."""
+def fits(
+    target: Target, here: Target, needs: Mapping[str, str] = {}, offers: Mapping[str, str] = {}
+) -> list[Verdict]:  # fmt: skip
+    """Whether a binary for `target` runs on the machine with the facts `here`, one by one.
+
+    What a driver can run needs no fact: torch finds no device where the driver is too old for its own CUDA version, and
+    kernels are machine code, which every driver of that major version loads.
+
+    Args:
+        needs: versions of the C and C++ libraries that it asks for, as `needs_of`.
+        offers: those of this machine, as `libraries`; what is not known here is not held against it.
+    """
     verdicts = [
         _equal("device", target.device, here.device),
         _equal("arch", target.arch, here.arch),
         _torch(target.torch, here.torch),
     ]
+    verdicts += [_library(name, version, offers[name]) for name, version in needs.items() if name in offers]
     if target.device != here.device:
         return verdicts
     verdicts.append(_cpu(target.cpu_features, here.cpu_features))
@@ -103,16 +117,62 @@ def fits(target: Target, here: Target) -> list[Verdict]:
     return verdicts
 
 
-def require_fit(target: Target, here: Target) -> None:
-    """Refuse what does not fit.
+def require_fit(
+    target: Target, here: Target, needs: Mapping[str, str] = {}, offers: Mapping[str, str] = {}
+) -> None:  # fmt: skip
+    """Refuse what does not fit; arguments as of `fits`.
 
     Raises:
         IncompatibleError: names every rejected fact with both values.
     """
-    rejected = [verdict for verdict in fits(target, here) if not verdict.accepted]
+    rejected = [verdict for verdict in fits(target, here, needs, offers) if not verdict.accepted]
     if rejected:
         facts = "; ".join(f"{v.name}: built for {v.built}, here {v.here} ({v.reason})" for v in rejected)
         raise IncompatibleError(f"the artifact does not fit this machine: {facts}", "build it for this machine")
+
+
+def libraries() -> dict[str, str]:
+    """Versions of the C library and, where one is loaded, of the C++ library; `GLIBC` and `GLIBCXX`."""
+    found: dict[str, str] = {}
+    with suppress(OSError, ValueError):
+        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+        found |= {"GLIBC": version} if name == "glibc" else {}
+    with suppress(OSError):
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+        if loaded := re.search(r"(/\S*/libstdc\+\+\.so\S*)$", maps, re.MULTILINE):
+            found |= {name: version for name, version in _newest(loaded[1]).items() if name == "GLIBCXX"}
+    return found
+
+
+def needed(library: bytes) -> dict[str, str]:
+    """Versions of the C and C++ libraries that a shared library asks for, or has: the highest that its symbols name."""
+    found: dict[str, str] = {}
+    for name, version in re.findall(rb"\0(GLIBC|GLIBCXX)_(\d+(?:\.\d+)+)(?=\0)", library):
+        found[name.decode()] = newest(found.get(name.decode(), ""), version.decode())
+    return dict(sorted(found.items()))
+
+
+def needs_of(manifest: Manifest) -> dict[str, str]:
+    """The same of all binaries of an artifact."""
+    found: dict[str, str] = {}
+    for binary in manifest.binaries.values():
+        for name, version in binary.needs.items():
+            found[name] = newest(found.get(name, ""), version)
+    return found
+
+
+@functools.cache
+def _newest(path: str) -> dict[str, str]:
+    return needed(Path(path).read_bytes())
+
+
+def newest(one: str, other: str) -> str:
+    """The higher of two dotted versions; an empty one is the lowest."""
+    return max(one, other, key=_numbers)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 def torch_version() -> tuple[str, str]:
@@ -204,6 +264,11 @@ def _torch(built: str, here: str) -> Verdict:
     """Binaries call a C interface that torch extends from one minor version to the next."""
     same = built.split(".")[:2] == here.split(".")[:2]
     return Verdict("torch", same, built, here, "" if same else "another minor version")
+
+
+def _library(name: str, built: str, here: str) -> Verdict:
+    enough = _numbers(built) <= _numbers(here)
+    return Verdict(name, enough, built, here, "" if enough else "older than what the compiler linked with")
 
 
 def _cpu(built: tuple[str, ...], here: tuple[str, ...]) -> Verdict:

@@ -119,6 +119,8 @@ class Binary(_Record, frozen=True):
     sha256: str
     seconds: float
     """Time that compiling it took, whenever that was."""
+    needs: dict[str, str] = {}
+    """Versions of the C and C++ libraries that it asks for, `GLIBC` and `GLIBCXX`."""
     checked: bool = False
     """Whether it was run at every point that it has to be proved at."""
     proof: tuple[Proof, ...] = ()

@@ -48,18 +48,19 @@ class Shared(msgspec.Struct, frozen=True):
         """Take in an artifact, and what its direct keys stand for; and the bytes that travelled.
 
         Raises:
-            CacheMissError, DamagedError, CacheIOError: as `Cache.pull`.
+            CacheMissError, DamagedError, CacheIOError: as `Remote.manifest` and `Cache.pull`.
         """
         self.observer.phase("pull")
         start = time.perf_counter()
-        self.observer.transfer(_bytes(self.remote.manifest(hash).manifest))
+        found = self.remote.manifest(hash)
+        self.observer.transfer(_bytes(found.manifest))
         moved: list[int] = []
 
         def progress(count: int) -> None:
             moved.append(count)
             self.observer.transferred(count)
 
-        artifact = self.cache.pull(self.remote, hash, self.trust, progress)
+        artifact = self.cache.pull(self.remote, found, self.trust, progress)
         identity.remember_all(self.cache, artifact.manifest)
         self.observer.phase_done("pull", time.perf_counter() - start)
         return artifact, sum(moved)

@@ -16,8 +16,9 @@ import msgspec
 
 from fxc import identity, machine, refs
 from fxc.cache import Artifact, Cache
+from fxc.cost import Needed, estimate, expected, label, like
 from fxc.errors import FxcError
-from fxc.manifest import Binary, Factor, Manifest, Rank, Source
+from fxc.manifest import Factor, Manifest, Rank, Source
 from fxc.manifest import Tensor as TensorRecord
 from fxc.ranks import Ranks, ranks
 from fxc.spec import Spec, load_spec
@@ -39,15 +40,6 @@ class Difference(msgspec.Struct, frozen=True):
     """Where both values are digests of a text, the lines of it that differ, as `diff -u` writes them."""
 
 
-class Needed(msgspec.Struct, frozen=True):
-    """A binary that would be compiled."""
-
-    piece: str
-    """`piece_0 num_tokens=8`."""
-    seconds: float | None
-    """What one like it took."""
-
-
 class Why(msgspec.Struct, frozen=True):
     """What `why --json` prints."""
 
@@ -62,7 +54,8 @@ class Why(msgspec.Struct, frozen=True):
     factors: tuple[Difference, ...] = ()
     """Parts of the artifact's name; none without a trace."""
     compile: tuple[Needed, ...] = ()
-    """Binaries that are not in the cache; none without a trace."""
+    """Binaries that are not in the cache. Without a trace, the pieces of the nearest artifact for all sizes
+    and ranges, or for the sizes that it lacks if nothing else has changed."""
     binaries: int = 0
     """All that the artifact has."""
     seconds: float | None = None
@@ -95,7 +88,7 @@ def explain(
     if found is not None:
         return Why(True, "it is in the cache", found, _hash(near), changed)
     if not trace:
-        return Why(False, _reason(near, changed), None, _hash(near), changed, seconds=_took(near))
+        return _guessed(spec, near, changed)
     return _traced(spec, directory, cache, near, changed)
 
 
@@ -115,9 +108,7 @@ def compare(old: Artifact, new: Artifact) -> Why:
     ]
     factors = tuple(_factors(old, now, _graph(new)))
     missing = tuple(
-        Needed(f"{_piece(now, binary)} {binary.range}", binary.seconds)
-        for key, binary in now.binaries.items()
-        if key not in was.binaries
+        Needed(label(now, binary), binary.seconds) for key, binary in now.binaries.items() if key not in was.binaries
     )
     reason = (
         "they are the same" if was.hash == now.hash else f"they differ in {', '.join(entry.name for entry in factors)}"
@@ -130,7 +121,7 @@ def _traced(spec: Spec, directory: Path, cache: Cache, near: Artifact | None, ch
 
     start = time.perf_counter()
     plan = make_plan(spec, directory, machine.probe(spec.device))
-    took, manifest = time.perf_counter() - start, plan.manifest
+    seconds, manifest = time.perf_counter() - start, plan.manifest
     count = len(plan.units)
     try:
         cache.artifact(manifest.hash)
@@ -138,15 +129,28 @@ def _traced(spec: Spec, directory: Path, cache: Cache, near: Artifact | None, ch
         pass
     else:
         reason = "it is in the cache, but a build has to trace again to know that"
-        return Why(True, reason, manifest.hash, manifest.hash, changed, binaries=count, seconds=took)
+        return Why(True, reason, manifest.hash, manifest.hash, changed, binaries=count, seconds=seconds)
     factors = () if near is None else tuple(_factors(near, manifest, plan.files[GRAPH].decode()))
     missing = [unit for unit in plan.units if cache.binary(unit.key) is None]
     known = [*near.manifest.binaries.values()] if near is not None else []
-    needed = tuple(Needed(unit.label, _like(known, unit.range.label)) for unit in missing)
+    needed = tuple(Needed(unit.label, like(known, unit.range.label)) for unit in missing)
     reason = _reason(near, changed or factors)
     return Why(
-        False, reason, manifest.hash, _hash(near), changed, factors, needed, count, _estimate(near, needed, took)
+        False, reason, manifest.hash, _hash(near), changed, factors, needed, count, estimate(near, needed, seconds)
     )
+
+
+def _guessed(spec: Spec, near: Artifact | None, changed: tuple[Difference, ...]) -> Why:
+    """Without a trace."""
+    reason = _reason(near, changed)
+    if near is None:
+        return Why(False, reason, None, None)
+    names = {entry.name for entry in changed}
+    needed = expected(spec, near.manifest, names == {"spec.compile.sizes"}) if names else ()
+    trace = near.manifest.seconds.get("trace", 0.0)
+    seconds = estimate(near, needed, trace) if needed else near.manifest.seconds.get("total")
+    count = len(near.manifest.binaries)
+    return Why(False, reason, None, near.manifest.hash, changed, (), needed, count, seconds)
 
 
 def _hash(artifact: Artifact | None) -> str | None:
@@ -286,34 +290,3 @@ def _lines(old: str, new: str, context: int = CONTEXT) -> tuple[str, ...]:
     before, after = (re.sub(r"(?m)^( *# \S+):\d+ in ", r"\1 in ", text).splitlines() for text in (old, new))
     found = difflib.unified_diff(before, after, n=context, lineterm="")
     return tuple(line for line in found if not line.startswith(("---", "+++")))
-
-
-# What it costs
-
-
-def _piece(manifest: Manifest, binary: Binary) -> str:
-    names = (piece.name for step in manifest.pieces.values() for piece in step if piece.unique == binary.piece)
-    return next(names, binary.piece[:12])
-
-
-def _like(known: Iterable[Binary], label: str) -> float | None:
-    """Seconds that binaries of the same range took on average; of all, if there is none."""
-    known = [*known]
-    same = [binary.seconds for binary in known if binary.range == label] or [binary.seconds for binary in known]
-    return sum(same) / len(same) if same else None
-
-
-def _estimate(near: Artifact | None, needed: tuple[Needed, ...], trace: float) -> float | None:
-    """The trace as it was just now, and of the nearest artifact's compiling and proving as much as has to be done
-    again, with as many jobs as it had. None where it has no timings for that."""
-    if near is None or any(entry.seconds is None for entry in needed):
-        return None
-    phases = near.manifest.seconds
-    rest = phases.get("compile", 0.0) + phases.get("prove", 0.0)
-    whole = sum(binary.seconds for binary in near.manifest.binaries.values())
-    again = sum(entry.seconds or 0.0 for entry in needed)
-    return trace + (rest * again / whole if whole else 0.0)
-
-
-def _took(near: Artifact | None) -> float | None:
-    return None if near is None else near.manifest.seconds.get("total")

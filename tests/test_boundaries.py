@@ -28,7 +28,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "_torch_build passes",
         "models model_weights trace cases jobs _worker pool executors _ray ray_node prove rehearse piece_jobs lower rewrite plan "
         "pipeline ready ready_ranks eager "
-        "timing workload bench why",
+        "timing workload bench cost why",
         "cli",
         "__init__ __main__",
     )

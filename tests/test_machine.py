@@ -13,6 +13,7 @@ import torch
 from fxc import machine
 from fxc.errors import IncompatibleError
 from fxc.target import X86_64_V3, Target
+from tests.cache.conftest import make_binary, make_manifest
 
 CPU = Target(device="cpu", arch="x86_64", cpu_features=("avx2", "fma"), torch="2.13.0+cpu", compiler="g++ 12.2.0")
 CUDA = Target(
@@ -72,6 +73,57 @@ def test_facts_that_are_checked() -> None:
         "compute_capability",
         "cuda",
     ]
+
+
+OFFERS = {"GLIBC": "2.36", "GLIBCXX": "3.4.30"}
+
+
+@pytest.mark.parametrize("target", [CPU, CUDA], ids=["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("needs", "offers", "expected"),
+    [
+        ({}, OFFERS, []),
+        (OFFERS, OFFERS, []),
+        ({"GLIBC": "2.4", "GLIBCXX": "3.4.9"}, OFFERS, []),
+        ({"GLIBC": "2.38"}, OFFERS, ["GLIBC"]),
+        ({"GLIBC": "2.36.1"}, OFFERS, ["GLIBC"]),
+        ({"GLIBC": "2.34", "GLIBCXX": "3.4.31"}, OFFERS, ["GLIBCXX"]),
+        ({"GLIBC": "3.0", "GLIBCXX": "4.0"}, OFFERS, ["GLIBC", "GLIBCXX"]),
+        ({"GLIBC": "2.38"}, {}, []),
+    ],
+)
+def test_libraries_that_fit(target: Target, needs: dict[str, str], offers: dict[str, str], expected: list[str]) -> None:
+    verdicts = machine.fits(target, target, needs, offers)
+    assert [verdict.name for verdict in verdicts if not verdict.accepted] == expected
+
+
+def test_an_old_library_is_named_with_both_versions() -> None:
+    with pytest.raises(IncompatibleError, match=r"GLIBC: built for 2\.38, here 2\.36 \(older than"):
+        machine.require_fit(CPU, CPU, {"GLIBC": "2.38"}, OFFERS)
+
+
+def test_what_a_library_needs() -> None:
+    data = b"\0GLIBC_2.14\0GLIBC_2.4\0GLIBCXX_3.4.9\0GLIBCXX_3.4.30\0GLIBC_PRIVATE\0CXXABI_1.3\0xGLIBC_9.9\0"
+    assert machine.needed(data) == {"GLIBC": "2.14", "GLIBCXX": "3.4.30"}
+    assert machine.needed(b"\x7fELF") == {}
+
+
+def test_libraries_of_this_machine() -> None:
+    """torch has loaded the C++ library; what it needs itself is offered."""
+    found = machine.libraries()
+    needed = machine.needed((Path(torch.__file__).parent / "lib/libc10.so").read_bytes())
+    assert {"GLIBC", "GLIBCXX"} <= needed.keys()
+    assert all(machine.newest(found[name], version) == found[name] for name, version in needed.items())
+
+
+def test_an_artifact_needs_what_its_binaries_need() -> None:
+    binaries = {
+        name: msgspec.structs.replace(make_binary(), needs={"GLIBC": version})
+        for name, version in (("a", "2.4"), ("b", "2.34"), ("c", "2.14"))
+    }
+    manifest = msgspec.structs.replace(make_manifest(), binaries={**binaries, "old": make_binary()})
+    assert machine.needs_of(manifest) == {"GLIBC": "2.34"}
+    assert machine.needs_of(make_manifest()) == {}
 
 
 def test_what_does_not_fit_is_refused_fact_by_fact() -> None:

@@ -62,7 +62,7 @@ def load(
     manifest = artifact.manifest
     folder = _rank_folder(artifact, rank or 0, world_size, dp_rank or 0)
     place = _device(device, manifest.target.device)
-    machine.require_fit(manifest.target, machine.here(str(place)))
+    machine.require_fit(manifest.target, machine.here(str(place)), machine.needs_of(manifest), machine.libraries())
     place = _with_index(place)
     custom_ops.prepare(manifest.custom_ops, Path(ref).resolve().parent if refs.is_spec(ref) else None)
     namespace = _execute(artifact, f"{folder}/{CODE}", place)

@@ -59,7 +59,7 @@ class FaultyFileSystem(LocalFileSystem):
         return super().ls(path, detail=detail, **options)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> Any:
-        fault = FAULTS.next("blob" if "/blobs/" in path else "cat_file")
+        fault = FAULTS.next("blob" if "/blobs/" in path or "/packs/" in path else "cat_file")
         with open(self._strip_protocol(path), "rb") as file:
             data = file.read()[start:end]
         return data[: len(data) // 2] if fault == "cut" else data

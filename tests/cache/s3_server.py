@@ -28,7 +28,9 @@ def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterab
         start_response("200 OK", [("Content-Type", "application/json")])
         return [json.dumps(faults).encode()]
     with lock:
-        found = next((fault for fault in faults if fault[0] == method and "/blobs/" in path), None)
+        found = next(
+            (fault for fault in faults if fault[0] == method and ("/blobs/" in path or "/packs/" in path)), None
+        )
         if found is not None:
             faults.remove(found)
     what = found[1] if found else None

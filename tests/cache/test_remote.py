@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fxc.cache import Artifact, Cache, Remote, Rules, Trust
+from fxc.cache import Artifact, Cache, Remote, Rules, Trust, contents, packs
 from fxc.cache.index import Entry
 from fxc.cache.transfer import Patience
 from fxc.errors import CacheIOError, CacheMissError, DamagedError, IncompatibleError, UntrustedError, UsageError
@@ -56,13 +56,26 @@ def faulty(tmp_path: Path) -> Iterator[Remote]:
     FAULTS.open.set()
 
 
+@pytest.fixture(params=["packed", "alone"])
+def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How contents are stored: all in one pack, or each an object of its own."""
+    if request.param == "alone":
+        monkeypatch.setattr(packs, "PACK", 1)
+    return request.param
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packs, "PACK", 1)
+
+
 def push(remote: Remote, artifact: Artifact, force: bool = False) -> int:
     return remote.push(artifact, [("ab" * 16, Entry(HASH, SOURCES))], force, lambda count: None)
 
 
 def pull(cache: Cache, remote: Remote, trust: Trust | None = None) -> tuple[Artifact, int]:
     moved: list[int] = []
-    return cache.pull(remote, HASH, trust or Trust(), moved.append), sum(moved)
+    return cache.pull(remote, remote.manifest(HASH), trust or Trust(), moved.append), sum(moved)
 
 
 def names(remote: Remote) -> list[str]:
@@ -80,8 +93,8 @@ def test_there_and_back(artifact: Artifact, other: Cache, remote: Remote) -> Non
     assert remote.has(artifact)
     files = {file.sha256 for rank in artifact.manifest.ranks.values() for file in rank.files.values()}
     found = names(remote)
-    assert {f"blobs/{digest}" for digest in files} | {f"artifacts/{HASH}/manifest.json"} <= set(found)
-    assert len(found) == len(files) + 2
+    assert {f"packed/{digest}" for digest in files} | {f"artifacts/{HASH}/manifest.json"} <= set(found)
+    assert [name.split("/")[0] for name in found] == ["artifacts"] * 2 + ["index"] + ["packed"] * len(files) + ["packs"]
     taken, moved = pull(other, remote)
     assert moved == size(artifact)
     assert (taken.manifest, taken.data) == (artifact.manifest, artifact.data)
@@ -168,14 +181,19 @@ def test_signatures_travel(cache: Cache, artifact: Artifact, other: Cache, remot
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "missing"])
-def test_a_damaged_blob(artifact: Artifact, other: Cache, faulty: Remote, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_content(
+    artifact: Artifact, other: Cache, faulty: Remote, tmp_path: Path, kept: str, damage: str
+) -> None:
     """Nothing is published; one of another length is uploaded again, one that only `--force` sees with it."""
     push(faulty, artifact)
-    blob = (
-        tmp_path / "remote/v1/blobs" / artifact.manifest.ranks["rank_0_0"].files["rank_0_0/transformed_code.py"].sha256
-    )
+    file = artifact.manifest.ranks["rank_0_0"].files["rank_0_0/transformed_code.py"]
+    blob = tmp_path / "remote/v1/blobs" / file.sha256
+    if kept == "packed":
+        (blob,) = (tmp_path / "remote/v1/packs").iterdir()
     hurt(blob, damage)
-    with pytest.raises(DamagedError, match="lacks blobs/" if damage == "missing" else f"{blob.name} is damaged"):
+    with pytest.raises(
+        DamagedError, match=f"lacks {blob.parent.name}/" if damage == "missing" else f"{blob.name} is damaged"
+    ):
         pull(other, faulty)
     assert other.list() == []
     push(faulty, artifact, force=damage == "flipped")
@@ -213,7 +231,9 @@ ERROR = ConnectionError("reset by peer")
         ("info", ["stall"]),
     ],
 )
-def test_pushing_in_bad_weather(artifact: Artifact, other: Cache, faulty: Remote, call: str, faults: list[Any]) -> None:
+def test_pushing_in_bad_weather(
+    artifact: Artifact, other: Cache, faulty: Remote, kept: str, call: str, faults: list[Any]
+) -> None:
     FAULTS.plan(call, *faults)
     push(faulty, artifact)
     assert not FAULTS.planned[call]
@@ -230,7 +250,9 @@ def test_pushing_in_bad_weather(artifact: Artifact, other: Cache, faulty: Remote
         ("cat_file", ["stall"]),
     ],
 )
-def test_pulling_in_bad_weather(artifact: Artifact, other: Cache, faulty: Remote, call: str, faults: list[Any]) -> None:
+def test_pulling_in_bad_weather(
+    artifact: Artifact, other: Cache, faulty: Remote, kept: str, call: str, faults: list[Any]
+) -> None:
     push(faulty, artifact)
     FAULTS.plan(call, *faults)
     taken, moved = pull(other, faulty)
@@ -239,7 +261,9 @@ def test_pulling_in_bad_weather(artifact: Artifact, other: Cache, faulty: Remote
     assert list((other.root / "incoming").iterdir()) == []
 
 
-def test_given_up_and_gone_on_with(artifact: Artifact, other: Cache, faulty: Remote, tmp_path: Path) -> None:
+def test_given_up_and_gone_on_with(
+    artifact: Artifact, other: Cache, faulty: Remote, alone: None, tmp_path: Path
+) -> None:
     """What has travelled does not travel again."""
     one = msgspec.structs.replace(faulty, patience=msgspec.structs.replace(QUICK, parallel=1))
     FAULTS.plan("pipe_file", None, None, *[ERROR] * 9)  # the first call of all finds no folder
@@ -262,11 +286,90 @@ def test_given_up_and_gone_on_with(artifact: Artifact, other: Cache, faulty: Rem
 
 def test_the_manifest_comes_last(artifact: Artifact, faulty: Remote) -> None:
     push(faulty, artifact)
-    kinds = [path.split("/v1/")[1].split("/")[0] for path in FAULTS.written]
-    assert kinds == ["blobs"] * (len(kinds) - 2) + ["artifacts", "index"]
+    found = [path.split("/v1/")[1].split("/") for path in FAULTS.written]
+    kinds = [names[0] for names in found if names[0] != "packs"]
+    assert (found[0][0], kinds) == ("packs", ["packed"] * 3 + ["artifacts"] * 2 + ["index"])
+    assert [names[2] for names in found if names[0] == "artifacts"] == ["packs.json", "manifest.json"]
 
 
-def test_leftovers_are_pruned(artifact: Artifact, other: Cache, faulty: Remote) -> None:
+NEW = "ef" * 16
+
+
+def more(cache: Cache, artifact: Artifact) -> Artifact:
+    """Another artifact, with the binary of the first and one content of its own."""
+    manifest = msgspec.structs.replace(make_manifest(NEW), binaries=artifact.manifest.binaries)
+    return cache.publish(manifest, "rank_0_0", {"transformed_code.py": b"y = 2\n"}, [PIECE])
+
+
+def test_what_another_artifact_has_sent_is_not_sent_again(
+    cache: Cache, artifact: Artifact, other: Cache, remote: Remote, kept: str
+) -> None:
+    push(remote, artifact)
+    second = more(cache, artifact)
+    assert remote.push(second, [], False, lambda count: None) == len(b"y = 2\n")
+    assert remote.has(second)
+    assert other.pull(remote, remote.manifest(NEW), Trust(), lambda count: None).verify() == 2
+    assert pull(other, remote)[1] == size(artifact) - artifact.manifest.binaries[PIECE].bytes
+
+
+def test_requests_of_a_pull(cache: Cache, other: Cache, faulty: Remote) -> None:
+    """One for all that lies together, and nothing in between comes along."""
+    files: dict[str, bytes | Path] = {f"{index:02}": b"%02d" % index * 500 for index in range(40)}
+    push(faulty, cache.publish(make_manifest(), "rank_0_0", files, []))
+    FAULTS.clear()
+    assert pull(other, faulty)[1] == 40_000
+    assert FAULTS.calls == {"cat_file": 3, "blob": 1}  # manifest, no signature, packs.json, and all contents
+    for name in ("03", "04", "20"):
+        (other.root / f"artifacts/{HASH}/rank_0_0/{name}").unlink()
+    FAULTS.clear()
+    assert pull(other, faulty)[1] == 3000
+    assert FAULTS.calls["blob"] == 2
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])
+def test_the_record_of_packs_only_saves_requests(
+    artifact: Artifact, other: Cache, faulty: Remote, tmp_path: Path, damage: str
+) -> None:
+    push(faulty, artifact)
+    hurt(tmp_path / f"remote/v1/artifacts/{HASH}/packs.json", damage)
+    assert pull(other, faulty)[0].verify() == 4
+    assert faulty.has(artifact)
+    assert push(faulty, artifact) == 0
+    assert (tmp_path / f"remote/v1/artifacts/{HASH}/packs.json").is_file()
+
+
+@pytest.mark.parametrize("start", [-1, 1, 10**9])
+def test_a_record_that_points_elsewhere(
+    artifact: Artifact, other: Cache, faulty: Remote, tmp_path: Path, start: int
+) -> None:
+    push(faulty, artifact)
+    path = tmp_path / f"remote/v1/artifacts/{HASH}/packs.json"
+    places = packs.decode(path.read_bytes(), "")
+    path.write_bytes(
+        packs.encode({digest: msgspec.structs.replace(p, start=p.start + start) for digest, p in places.items()})
+    )
+    with pytest.raises(DamagedError, match="packs/.* is damaged"):
+        pull(other, faulty)
+    assert other.list() == []
+    push(faulty, artifact, force=True)
+    assert pull(other, faulty)[0].verify() == 4
+
+
+def test_packs_are_of_a_limited_size(
+    cache: Cache, other: Cache, faulty: Remote, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(packs, "PACK", 2000)
+    files: dict[str, bytes | Path] = {str(index): bytes([index]) * 700 for index in range(5)}
+    push(faulty, cache.publish(make_manifest(), "rank_0_0", {**files, "large": b"x" * 1001, "empty": b""}, []))
+    sizes = {
+        folder: sorted(path.stat().st_size for path in (tmp_path / "remote/v1" / folder).iterdir())
+        for folder in ("packs", "blobs")
+    }
+    assert sizes == {"packs": [700, 1400, 1400], "blobs": [1001]}
+    assert pull(other, faulty)[0].verify() == 7
+
+
+def test_leftovers_are_pruned(artifact: Artifact, other: Cache, faulty: Remote, alone: None) -> None:
     push(faulty, artifact)
     one = msgspec.structs.replace(faulty, patience=msgspec.structs.replace(QUICK, parallel=1))
     FAULTS.plan("blob", None, *[ERROR] * 40)
@@ -291,7 +394,7 @@ def test_a_damaged_artifact_is_not_pushed(artifact: Artifact, faulty: Remote, tm
     assert not (tmp_path / f"remote/v1/artifacts/{HASH}").exists()
 
 
-def test_several_pull_at_once(artifact: Artifact, other: Cache, faulty: Remote) -> None:
+def test_several_pull_at_once(artifact: Artifact, other: Cache, faulty: Remote, kept: str) -> None:
     """Of one machine: the contents travel once."""
     push(faulty, artifact)
     FAULTS.clear()
@@ -302,7 +405,7 @@ def test_several_pull_at_once(artifact: Artifact, other: Cache, faulty: Remote) 
     for thread in threads:
         thread.join()
     assert results == [4] * 4
-    assert FAULTS.calls["blob"] == 3  # different contents
+    assert FAULTS.calls["blob"] == {"packed": 1, "alone": 3}[kept]  # different contents
 
 
 def test_addresses() -> None:
@@ -317,9 +420,8 @@ def test_addresses() -> None:
 def test_large_contents_come_in_several_requests(
     cache: Cache, other: Cache, faulty: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fxc.cache import remote
-
-    monkeypatch.setattr(remote, "CHUNK", 1000)
+    monkeypatch.setattr(packs, "PACK", 1)
+    monkeypatch.setattr(contents, "CHUNK", 1000)
     files: dict[str, bytes | Path] = {"large": bytes(range(250)) * 10, "empty": b"", "whole": b"x" * 2000}
     push(faulty, cache.publish(make_manifest(), "rank_0_0", files, []))
     FAULTS.plan("blob", None, "cut", ERROR)

@@ -21,11 +21,12 @@ from fxc.errors import CacheIOError, CacheMissError
 from .conftest import HASH
 from .test_remote import artifact, other, pull, push, size  # noqa: F401
 
+needs_s3 = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("s3fs", "moto", "flask")),
+    reason="needs s3fs and moto[server]",
+)
 pytestmark = [
-    pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("s3fs", "moto", "flask")),
-        reason="needs s3fs and moto[server]",
-    ),
+    needs_s3,
     pytest.mark.filterwarnings("ignore"),  # of the libraries
 ]
 QUICK = Patience(tries=4, pause=0.01, stall=1.0, parallel=4)
@@ -94,5 +95,5 @@ def test_in_bad_weather(
 def test_no_bucket(artifact: Artifact, bucket: Remote, plan: Plan) -> None:  # noqa: F811
     plan()
     absent = Remote.open("s3://absent/fxc", QUICK)
-    with pytest.raises(CacheIOError, match="cannot write blobs/.* to s3://absent/fxc"):
+    with pytest.raises(CacheIOError, match="cannot write packs/.* to s3://absent/fxc"):
         push(absent, artifact)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from fxc.cache import Artifact
+from fxc.cli.main import MODULES, VERBS
 
 LIST = (
     "import sys; from fxc.cli.main import run; code = run(sys.argv[1:]); print('|'.join(sys.modules)); sys.exit(code)"
@@ -34,6 +37,24 @@ def test_light_verbs_import_nothing_heavy(artifact: Artifact, tmp_path: Path, li
     modules = set(done.stdout.splitlines()[-1].split("|"))
     assert not modules & HEAVY
     assert "fxc.cli.main" in modules
+
+
+def test_help_imports_no_verb(tmp_path: Path) -> None:
+    """Typer alone: what a verb needs is imported with it."""
+    done = spawn("-X", "importtime", "-m", "fxc", "--help", cache=tmp_path)
+    assert done.returncode == 0, done.stderr
+    modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    own = {name for name in modules if name.partition(".")[0] == "fxc"}
+    assert own == {"fxc", "fxc.errors", "fxc.cli", "fxc.cli.main", "fxc.cli.streams"}
+    assert not modules & {*HEAVY, "msgspec", "rich", "yaml", "fsspec", "pydantic", "importlib.metadata", "asyncio"}
+
+
+def test_help_lists_every_verb(tmp_path: Path) -> None:
+    commands = spawn("-m", "fxc", "--help", cache=tmp_path).stdout.partition("Commands:")[2]
+    assert dict(re.findall(r"^  (\w+) +(.+)$", commands, re.MULTILINE)) == VERBS
+    for verb in VERBS:
+        module = importlib.import_module(f"fxc.cli.{MODULES.get(verb, verb)}")
+        assert module.run.__doc__, verb
 
 
 def test_version(tmp_path: Path) -> None:

@@ -11,8 +11,11 @@ import msgspec
 import pytest
 
 from fxc.cache import Cache
-from fxc.manifest import Binary, Source
-from fxc.why import _like, _lines
+from fxc.cost import like
+from fxc.manifest import Binary, Program, Source
+from fxc.shapes import Range
+from fxc.spec import CompileSpec
+from fxc.why import _lines
 
 MODEL = """import torch
 from torch import nn
@@ -128,7 +131,7 @@ def test_what_would_be_compiled(fxc: Any, built: str, tmp_path: Path) -> None:
     told = fxc("why", "model.yaml", "-O1", "--json")
     assert told.json["compile"] == [{"piece": "piece_0 n=1..64", "seconds": None}]
     assert (told.json["binaries"], told.json["seconds"]) == (1, None)
-    assert "to compile: 1 of 1 binary\n  piece_0 n=1..64\n" in told.err
+    assert "to compile: 1; the artifact has 1 binary\n  piece_0 n=1..64\n" in told.err
     cache = Cache.open(tmp_path / "cache")
     manifest = cache.artifact(built).manifest
     binary = Binary(piece="p", range="n=8", bytes=1, sha256="0", seconds=4.0)
@@ -140,6 +143,74 @@ def test_what_would_be_compiled(fxc: Any, built: str, tmp_path: Path) -> None:
     assert told.json["compile"] == [{"piece": "piece_0 n=1..64", "seconds": 4.0}]
     assert 10.0 < told.json["seconds"] < 40.0
     assert "piece_0 n=1..64  4.0 s\n" in told.err
+
+
+@pytest.fixture
+def compiled(built: str, tmp_path: Path) -> str:
+    """The same as if it had been compiled, with sizes 4 and 8."""
+    cache = Cache.open(tmp_path / "cache")
+    manifest = cache.artifact(built).manifest
+    (first,) = (piece for step in manifest.pieces.values() for piece in step)
+    shapes = {"n=4": 3.0, "n=8": 5.0, "n=1..64": 8.0}
+    binaries = {
+        f"{index}b": Binary(piece=first.unique, range=shape, bytes=1, sha256="0", seconds=seconds)
+        for index, (shape, seconds) in enumerate(shapes.items())
+    }
+    ranges = [Range((("n", low, high),)) for low, high in ((4, 4), (8, 8), (1, 64))]
+    spec = msgspec.structs.replace(manifest.spec, compile=CompileSpec(sizes=(4, 8), level=2))
+    (rank,) = manifest.ranks.values()
+    now = msgspec.structs.replace(
+        manifest, spec=spec, binaries=binaries, programs=tuple(Program(range=r, step="step_0", binaries=()) for r in ranges),
+        seconds={"trace": 2.0, "compile": 32.0, "prove": 0.0, "total": 40.0},
+    )  # fmt: skip
+    direct = tuple(
+        msgspec.structs.replace(f, value=msgspec.json.encode(spec).decode()) if f.name == "spec" else f
+        for f in rank.direct
+    )
+    cache.publish(now, "rank_0_0", {"computation_graph.py": b""}, [], direct=direct)
+    Path("model.yaml").write_text(json.dumps({**SPEC, "compile": {"sizes": [4, 8], "level": 2}}))
+    for entry in (tmp_path / "cache/v1/index").iterdir():
+        entry.unlink()
+    return built
+
+
+@pytest.mark.parametrize(
+    ("overrides", "pieces", "seconds"),
+    [
+        (["compile.sizes=[4,8,16]"], {"piece_0 n=16": 16 / 3}, 2 + 32 * (16 / 3) / 16),
+        (["compile.sizes=[2,4,16]"], {"piece_0 n=2": 16 / 3, "piece_0 n=16": 16 / 3}, 2 + 32 * (32 / 3) / 16),
+        (["compile.sizes=[8]"], {}, 40.0),
+        (
+            ["dims.n.max=32"],
+            {"piece_0 n=4": 3.0, "piece_0 n=8": 5.0, "piece_0 n=1..32": 16 / 3},
+            2 + 32 * (40 / 3) / 16,
+        ),
+        (["compile.level=0"], {}, 40.0),
+    ],
+)
+def test_what_would_be_compiled_about(
+    fxc: Any, compiled: str, overrides: list[str], pieces: dict[str, float], seconds: float
+) -> None:
+    """Without a trace, from the nearest artifact; `warm --require-hit` says it too."""
+    options = [word for override in overrides for word in ("--set", override)]
+    told = fxc("why", "model.yaml", "--no-trace", "--json", *options).json
+    assert {entry["piece"]: entry["seconds"] for entry in told["compile"]} == pytest.approx(pieces)
+    assert told["seconds"] == pytest.approx(seconds)
+    warm = fxc("warm", "model.yaml", "--require-hit", *options)
+    assert warm.code == 3
+    assert f"nearest: {compiled}\n" in warm.err
+    assert ("to compile: about " in warm.err) == bool(pieces)
+    assert all(f"  {piece}  " in warm.err for piece in pieces)
+    assert "a build takes about " in warm.err
+
+
+def test_warm_names_the_file_and_where_its_lines_are_shown(fxc: Any, compiled: str) -> None:
+    Path("linear.py").write_text("# a comment\n" + MODEL)
+    told = fxc("warm", "model.yaml", "--require-hit")
+    assert told.code == 3
+    assert "  source.linear.py: changed\n" in told.err
+    assert "to compile: about 3; the artifact has 3 binaries\n" in told.err
+    assert "`fxc why` with the same arguments traces the model" in told.err
 
 
 def test_a_file_that_is_gone_and_a_variable(fxc: Any, built: str, tmp_path: Path) -> None:
@@ -184,6 +255,6 @@ def test_times_of_like_binaries() -> None:
         return Binary(piece="p", range=label, bytes=1, sha256="0", seconds=seconds)
 
     known = [binary("n=1", 2.0), binary("n=1", 4.0), binary("n=8", 30.0)]
-    assert _like(known, "n=1") == 3.0
-    assert _like(known, "n=64") == 12.0
-    assert _like([], "n=1") is None
+    assert like(known, "n=1") == 3.0
+    assert like(known, "n=64") == 12.0
+    assert like([], "n=1") is None

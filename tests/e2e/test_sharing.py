@@ -6,27 +6,69 @@ import gc
 import os
 import shutil
 import subprocess
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import fxc
 from fxc.cache import Cache, Rules
+from tests.cache.test_s3 import needs_s3, port  # noqa: F401
 from tests.e2e import world
 from tests.e2e.conftest import Built
 
 NO_COMPILER = {"CXX": "/nonexistent", "PATH": "/nonexistent"}
 
 
-def test_autoscaling(copied: Callable[[Built], Built], plain: Built, tmp_path: Path) -> None:
-    """Built and pushed; the builder is gone; an image is made with what was pushed; a machine starts from the image."""
-    built, remote = copied(plain), str(tmp_path / "remote")
-    assert built.project.fxc("push", built.hash, "--remote", remote).code == 0
+SERVE = """import subprocess, sys
+
+def watch(event, arguments):
+    if event in ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork", "os.system"):
+        print("ran", arguments[:2])
+
+sys.addaudithook(watch)
+import torch
+import fxc
+
+sys.path.insert(0, sys.argv[2])
+from plain import Plain
+
+model = Plain().requires_grad_(False)
+program = fxc.load(sys.argv[1]).bind(model)
+for n in (1, 2, 4, 37, 64):
+    x = torch.randn(n, 16)
+    torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-5)
+print("compilers", sorted({"torch._dynamo", "torch._inductor"} & sys.modules.keys()))
+print("served", program.manifest.hash)
+"""
+
+
+@pytest.fixture
+def bucket(port: int) -> tuple[str, dict[str, str]]:  # noqa: F811
+    """A place on a server that speaks S3, and the environment that it is reached by."""
+    import s3fs
+
+    endpoint, name = f"http://127.0.0.1:{port}", f"bucket-{uuid.uuid4()}"
+    s3fs.S3FileSystem(key="key", secret="secret", client_kwargs={"endpoint_url": endpoint}).mkdir(name)
+    environ = {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "DEFAULT_REGION": "us-east-1"}
+    return f"s3://{name}/fxc", {"AWS_ENDPOINT_URL": endpoint, **{f"AWS_{key}": word for key, word in environ.items()}}
+
+
+@needs_s3
+@pytest.mark.filterwarnings("ignore")  # of the libraries
+def test_autoscaling(
+    copied: Callable[[Built], Built], plain: Built, bucket: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
+    """Built and pushed; the builder is gone; an image is made with what was pushed; a machine starts from the image,
+    without a compiler and without the network."""
+    built, (remote, s3) = copied(plain), bucket
+    assert built.project.fxc("push", built.hash, "--remote", remote, environ=s3).code == 0
     shutil.rmtree(built.project.cache)
 
     image = world.plain(tmp_path / "server", tmp_path / "image")
-    done = image.fxc("pull", str(image.yaml), "--remote", remote, environ=NO_COMPILER)
+    done = image.fxc("pull", str(image.yaml), "--remote", remote, environ={**NO_COMPILER, **s3})
     assert done.hash == built.hash
-    shutil.rmtree(remote)
     subprocess.run(["chmod", "-R", "a-w", str(image.cache)], check=True)
 
     server = image._replace(cache=tmp_path / "own")
@@ -34,6 +76,9 @@ def test_autoscaling(copied: Callable[[Built], Built], plain: Built, tmp_path: P
     done = server.fxc("warm", str(server.yaml), "--require-hit", "--json", environ=over)
     assert done.code == 0, done
     assert (done.json["hash"], done.json["hit"], done.json["compilations"]) == (built.hash, True, 0)
+    for ref in (str(server.yaml), built.hash):
+        done = server.python(SERVE, ref, str(server.folder), environ={**server.environ(), **over})
+        assert (done.code, done.out.splitlines()) == (0, ["compilers []", f"served {built.hash}"]), done
     assert not server.root.exists()
     subprocess.run(["chmod", "-R", "u+w", str(image.cache)], check=True)
 
