@@ -32,6 +32,7 @@ from fxc.cli import (
     sign,
     streams,
     take,
+    target,
     verify,
     warm,
     why,
@@ -66,6 +67,7 @@ VERBS = {
 }
 for _name, _verb in VERBS.items():
     app.command(_name, epilog=getattr(_verb, "EPILOG", None))(_verb.run)
+app.add_typer(target.app, name="target")
 
 
 def _version(wanted: bool) -> None:
@@ -156,7 +158,8 @@ def _usage_error(error: Any) -> UsageError:
     message, _, near = error.format_message().partition(" Did you mean ")
     message, _, options = message.partition(" (Possible options: ")
     if unknown := re.match(r"No such command '(.*)'", message):
-        near = f"{nearest(unknown[1], VERBS)!r}?" if nearest(unknown[1], VERBS) else ""
+        known = [*VERBS, "target"]
+        near = f"{nearest(unknown[1], known)!r}?" if nearest(unknown[1], known) else ""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "fxc"
     hint = f"`{command} --help` shows what there is"

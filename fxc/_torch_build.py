@@ -206,6 +206,7 @@ def compile_graph(
     cpp_builder.run_compile_cmd = host
     if target.device == "cuda":
         _keep_registers()
+        _note_choices()
     # Inductor asks whether the compiler knows an extension by loading what it makes in a new Python that imports torch:
     # seconds for each, and the CPU was asked already.
     cpu_vec_isa.VecISA.check_build = lambda self, code: host.accepts(self.build_arch_flags().split(), code)  # type: ignore[method-assign]
@@ -285,6 +286,55 @@ def _keep_registers() -> None:
         return made
 
     CachingAutotuner._create_compile_options = options  # type: ignore[method-assign, assignment]
+
+
+_choices: dict[str, dict[str, Any]] = {}
+"""By name of a kernel: the hash under which a tuning record knows it, its configuration, and what decided on it."""
+
+
+def _note_choices() -> None:
+    """Have Inductor tell how it came to each kernel's configuration."""
+    from torch._inductor.runtime import triton_heuristics
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    begin, save = CachingAutotuner.__init__, CachingAutotuner.save_gpu_kernel
+    said: dict[int, tuple[str, bool, int]] = {}
+
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)  # type: ignore[no-untyped-call]
+        hash = triton_heuristics.generate_lookup_hash_from_source_code(str(self.size_hints), self.fn.src)
+        recorded = triton_heuristics.lookup_autotune_config(self.size_hints, self.fn) is not None
+        said[id(self)] = (hash, recorded, len(self.configs))
+
+    def saved(self: Any, stream: Any, launcher: Any) -> None:
+        save(self, stream, launcher)
+        hash, recorded, candidates = said[id(self)]
+        timed = not self.deterministic_mode and (candidates > 1 or self.inductor_meta.get("coordinate_descent_tuning"))
+        _choices[self.inductor_meta["kernel_name"]] = {
+            "hash": hash,
+            "config": triton_heuristics.config_to_dict(launcher.config),
+            "chosen": "record" if recorded else "clock" if timed and not self.custom_kernel else "rules",
+        }
+
+    CachingAutotuner.__init__ = init  # type: ignore[method-assign]
+    CachingAutotuner.save_gpu_kernel = saved  # type: ignore[method-assign]
+
+
+def compiled_kernels() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Every kernel that this process has compiled: `name`, `cubin`, `warps`, `shared` (bytes that a launch asks for);
+    and how it was chosen: `hash`, `config`, `chosen`."""
+    from torch._inductor.codecache import CudaKernelParamCache
+
+    for key, params in CudaKernelParamCache.cache.items():
+        yield (
+            {
+                "name": str(params["mangled_name"]),
+                "cubin": Path(str(params["cubin_path"])),
+                "warps": int(params["num_warps"]),
+                "shared": int(params["shared_mem"]),
+            },
+            _choices.get(key, {"hash": "", "config": {}, "chosen": "rules"}),
+        )
 
 
 _PRELOADED = (

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from fxc.records import Record
 from fxc.target import Target
 
 
@@ -43,6 +44,8 @@ class CompileJob(msgspec.Struct, frozen=True, tag="compile"):
     """Lasting directory for the compiler's own caches."""
     fast: bool
     """Whether to make precompiled headers where there are none: worth it for more than a few binaries."""
+    record: Record | None = None
+    """The GPU to compile for, where that is not here."""
 
 
 class CheckJob(msgspec.Struct, frozen=True, tag="check"):
@@ -53,6 +56,7 @@ class CheckJob(msgspec.Struct, frozen=True, tag="check"):
     device: str
     imports: tuple[str, ...]
     library: str
+    """Empty where it cannot be loaded, for want of the device: then `rewritten` runs in its place, as Python."""
     points: tuple[dict[str, int], ...]
     """Sizes to run at; none only loads."""
     lowest: dict[str, int]
@@ -62,6 +66,8 @@ class CheckJob(msgspec.Struct, frozen=True, tag="check"):
     values: tuple[tuple[float, float] | None, ...]
     """Per input, the half-open range of made-up integers."""
     directory: str
+    rewritten: str = ""
+    """What passes made of `text`."""
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -134,7 +140,7 @@ def _fork(job: Job, replies: int) -> _Child:
         os.close(write)
         return _Child(job, pid, read)
     try:
-        _die_with_parent()
+        die_with_parent()
         os.setpgid(0, 0)
         os.close(read)
         os.close(replies)
@@ -161,7 +167,7 @@ def _fork(job: Job, replies: int) -> _Child:
         os._exit(0)  # no atexit handlers, no destructors of what was loaded
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Have the kernel kill this process when the one that forked it ends, however that ends."""
     pr_set_pdeathsig = 1  # <sys/prctl.h>
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

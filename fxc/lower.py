@@ -16,16 +16,18 @@ import msgspec
 from fxc._worker import CheckJob, CompileJob, Reply
 from fxc.cache import Cache, key
 from fxc.errors import CompileError, ProofError
-from fxc.manifest import Binary, Proof, Unproved
+from fxc.manifest import Binary, Kernel, Proof, Unproved
 from fxc.pool import Pool
 from fxc.progress import Observer
+from fxc.records import Record
 from fxc.region import Piece
-from fxc.shapes import Range, edge_points
+from fxc.shapes import Range, edge_points, small_point
 from fxc.target import Target
 
 MODULES = (
-    "_torch_build", "_torch_run", "_worker", "graph_run", "graph_text", "host_compiler", "lower", "machine",
-    "piece_jobs", "pool", "prove", "random_inputs", "scalars", "shapes", "target",
+    "_torch_build", "_torch_run", "_torch_virtual", "_worker", "cubin", "cuda_sdk", "elf", "graph_run", "graph_text",
+    "host_compiler", "kernels", "lower", "machine", "piece_jobs", "pool", "prove", "random_inputs", "records",
+    "scalars", "shapes", "target", "virtual",
 )  # fmt: skip
 """What decides a binary, whether it is accepted, and what its proof says, given the piece's text."""
 _HERE = Path(__file__).parent
@@ -56,6 +58,8 @@ class Unit:
     """What passes made of the piece's text; empty where they found nothing."""
     passes: str = ""
     """Identity of the passes that did."""
+    record: str = ""
+    """Digest of what is told of the device, where that is not here."""
 
     @property
     def key(self) -> str:
@@ -72,6 +76,7 @@ class Unit:
                 ("hints", repr(sorted(self.dims().items()))),
                 ("options", repr(sorted(self.options))),
                 ("target", msgspec.json.encode(self.target).decode()),
+                ("record", self.record),
             ]
         )
 
@@ -94,14 +99,37 @@ def hint(low: int, high: int) -> int:
     return next((prime for prime in _HINTS if low < prime < high), high)
 
 
-def unit(piece: Piece, box: Range, level: int, target: Target, name: str) -> Unit:
-    """The unit for a piece in a program for `box`, before passes."""
+def unit(piece: Piece, box: Range, level: int, target: Target, name: str, record: Record | None = None) -> Unit:
+    """The unit for a piece in a program for `box`, before passes. `record`: the GPU, where that is not here."""
     own = Range(tuple(bound for bound in box.bounds if bound[0] in piece.dims))
-    return Unit(piece, own, tuple(sorted(options(level, own.is_size, target).items())), target, f"{name} {own.label}")
+    chosen = options(level, own.is_size, target, clock=record is None)
+    told = "" if record is None else key.digest(msgspec.json.encode(record.properties, order="deterministic"))
+    return Unit(piece, own, tuple(sorted(chosen.items())), target, f"{name} {own.label}", record=told)
 
 
-def options(level: int, is_size: bool, target: Target) -> dict[str, Any]:
-    """Inductor's configuration; every entry is part of the key."""
+BY_RULES: dict[str, Any] = {
+    "benchmark_fusion": False,
+    "benchmark_kernel": False,
+    "coordinate_descent_tuning": False,
+    "deterministic": True,
+    "max_autotune": False,
+    "max_autotune_gemm": False,
+    "max_autotune_pointwise": False,
+    "triton.autotune_at_compile_time": True,
+    "triton.autotune_cublasLt": False,
+    "triton.autotune_pointwise": False,
+    "triton.autotune_with_sample_inputs": False,
+}
+"""Leaves to Inductor's rules what it would time. Its generated code for choosing still runs, as kernels are compiled
+there; on fake tensors."""
+
+
+def options(level: int, is_size: bool, target: Target, *, clock: bool = True) -> dict[str, Any]:
+    """Inductor's configuration; every entry is part of the key.
+
+    Args:
+        clock: whether kernels can be timed, on the device that they are for.
+    """
     chosen: dict[str, Any] = {
         "aot_inductor.package": False,
         "aot_inductor.precompile_headers": False,  # ours, in _torch_build, cost less
@@ -116,7 +144,9 @@ def options(level: int, is_size: bool, target: Target) -> dict[str, Any]:
             "aot_inductor.embed_kernel_binary": True,
             "shape_padding": False,  # else a matrix of odd width comes out as a slice of a wider one: other strides
         }
-    if level >= 3 and is_size:
+    if not clock:
+        chosen |= BY_RULES
+    elif level >= 3 and is_size:
         chosen |= {"max_autotune": True, "coordinate_descent_tuning": True}
     return chosen
 
@@ -148,13 +178,15 @@ class Lowering:
     """Compiles and checks units, those that are in the cache excepted."""
 
     def __init__(
-        self, cache: Cache, pool: Pool, observer: Observer, *, imports: Sequence[str], prove: bool, force: bool
-    ) -> None:
+        self, cache: Cache, pool: Pool, observer: Observer, *, imports: Sequence[str], prove: bool, force: bool,
+        record: Record | None = None,
+    ) -> None:  # fmt: skip
         """
         Args:
             imports: files and modules that register custom ops.
             prove: whether to compare binaries with eager; each is loaded once in any case.
             force: whether to compile what is in the cache already.
+            record: the GPU to compile for, where that is not here.
         """
         self.cache = cache
         self.pool = pool
@@ -162,6 +194,7 @@ class Lowering:
         self.imports = tuple(imports)
         self.prove = prove
         self.force = force
+        self.record = record
         self.done = Lowered()
         self._ids = itertools.count()
 
@@ -241,7 +274,7 @@ class Lowering:
             id=number, text=unit.text or unit.piece.text, dims=unit.dims(), target=unit.target,
             options=dict(unit.options),
             imports=self._imports(unit), directory=str(entry.directory), scratch=str(self.cache.scratch("compiler")),
-            fast=fast,
+            fast=fast, record=self.record,
         )  # fmt: skip
         self.pool.send(job)
 
@@ -252,6 +285,12 @@ class Lowering:
             library=entry.compiled["library"], points=unit.points() if self.prove else (),
             lowest=unit.range.low(), share=self.pool.jobs, values=unit.piece.values, directory=str(entry.directory),
         )  # fmt: skip
+        if self.record is not None:  # it cannot be loaded here; what passes did can be looked at on the CPU
+            points = tuple({tuple(p.items()): p for p in (unit.range.low(), small_point(unit.range))}.values())
+            job = msgspec.structs.replace(
+                job, device="cpu", library="", points=points if self.prove and unit.text else (),
+                rewritten=unit.text or unit.piece.text,
+            )  # fmt: skip
         self.pool.send(job)
 
     def _imports(self, unit: Unit) -> tuple[str, ...]:
@@ -289,6 +328,7 @@ class Lowering:
                 piece=unit.piece.unique, range=unit.range.label, bytes=library.stat().st_size,
                 sha256=key.sha256_file(library), seconds=entry.compile_seconds,
                 checked=self.prove, proof=proof, unproved=unproved, assumptions=tuple(entry.compiled["assumptions"]),
+                kernels=tuple(msgspec.convert(entry.compiled["kernels"], list[Kernel])), needs=entry.compiled["needs"],
             )  # fmt: skip
             self.done.compiled += 1
         else:
