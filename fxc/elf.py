@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
-_VERSIONED = re.compile(rb"\0(GLIBC|GLIBCXX|CXXABI)_(\d+(?:\.\d+)+)(?=\0)")
+_NEEDED = re.compile(r"Name: (GLIBC|GLIBCXX|CXXABI)_(\d+(?:\.\d+)+)\b")
 
 
 def needs(library: Path) -> dict[str, str]:
-    """The newest version of each set of symbols that it uses, `{"GLIBC": "2.14", "GLIBCXX": "3.4.21"}`.
-
-    Read from the names in its string table: a library that exports no versioned symbols of its own lists there what
-    it needs of others.
-    """
+    """The newest version of each set of symbols that it uses, `{"GLIBC": "2.14", "GLIBCXX": "3.4.21"}`, as readelf
+    lists them: of binutils, like the strip that a build wants. Nothing where there is none."""
+    try:
+        listed = subprocess.run(["readelf", "-V", "-W", library], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return {}
     newest: dict[str, tuple[int, ...]] = {}
-    for name, version in _VERSIONED.findall(library.read_bytes()):
-        numbers = tuple(map(int, version.split(b".")))
-        newest[name.decode()] = max(newest.get(name.decode(), ()), numbers)
+    for name, version in _NEEDED.findall(listed):
+        newest[name] = max(newest.get(name, ()), tuple(map(int, version.split("."))))
     return {name: ".".join(map(str, newest[name])) for name in sorted(newest)}

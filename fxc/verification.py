@@ -41,7 +41,12 @@ def encode(units: Iterable[Unit], names: Mapping[str, str]) -> bytes:
     """The text of `checks.json`: by key of the binary. `names`: by digest of the piece, `piece_1`."""
     entries = {
         unit.key: Checked(
-            unit.label, names[unit.piece.unique], unit.points(), unit.range.low(), unit.piece.values, bool(unit.piece.custom_ops)
+            unit.label,
+            names[unit.piece.unique],
+            unit.points(),
+            unit.range.low(),
+            unit.piece.values,
+            bool(unit.piece.custom_ops),
         )
         for unit in units
     }
