@@ -39,6 +39,12 @@ VERSION = key.digest(b"".join((_HERE / f"{name}.py").read_bytes() for name in MO
 WORTH_HEADERS = 3
 """Binaries from which on making precompiled headers saves more than it takes."""
 
+POINTWISE = """def piece(in_0: "f32[64]"):
+    relu = torch.ops.aten.relu.default(in_0)  # f32[64]
+    return (relu,)
+"""
+"""What is compiled first for a GPU that is not here."""
+
 _HINTS = (1021, 509, 251, 127, 61, 31, 17, 13, 11, 7, 5, 3)
 """Primes: an example size that no width of a model is a multiple of."""
 
@@ -213,6 +219,8 @@ class Lowering:
         running: dict[int, _Running] = {}
         with self.cache.staging() as stage:
             try:
+                if waiting and self.record is not None:
+                    self._try_out(self.record, waiting[0].target, stage)
                 self._work(waiting, running, stage)
             except BaseException:
                 self.pool.close()  # before the directory is removed, in which its compilers write
@@ -221,6 +229,33 @@ class Lowering:
                 for entry in running.values():
                     entry.lock.close()
         return self.done
+
+    def _try_out(self, record: Record, target: Target, stage: Path) -> None:
+        """Compile a pointwise piece, before the work that takes long, and see for which device it is; once for each
+        device and toolchain.
+
+        Raises:
+            CompileError: it does not compile, or there is no machine code for the device in it.
+        """
+        chosen = options(1, True, target, clock=False)
+        told = msgspec.json.encode((record, target)).decode()
+        done = self.cache.scratch("compiler") / f"{key.combine([('lower', VERSION), ('target', told)])}.tried"
+        if done.exists():
+            return
+        directory = stage / "tried"
+        directory.mkdir()
+        job = CompileJob(
+            id=-1, text=POINTWISE, dims={}, target=target, options=chosen, imports=(), directory=str(directory),
+            scratch=str(self.cache.scratch("compiler")), fast=False, record=record,
+        )  # fmt: skip
+        self.pool.send(job)
+        reply = self.pool.receive()
+        if reply.result is None or not reply.result["kernels"]:
+            reason = reply.error or "it has no machine code"
+            error = CompileError(f"a piece for {record.name} cannot be compiled here: {reason}", "fxc doctor --target")
+            error.add_note(reply.detail)
+            raise error
+        done.touch()
 
     def _take(self, unit: Unit) -> bool:
         """Use what the cache has."""

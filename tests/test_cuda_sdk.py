@@ -92,7 +92,7 @@ def test_needs_of_no_library(tmp_path: Path) -> None:
 
 def test_needs_of_a_real_library(tmp_path: Path) -> None:
     library = tmp_path / "libreal.so"
-    source = "#include <string>\nstd::string f(int x) { return std::to_string(x); }\n"
+    source = "#include <cstdio>\n#include <string>\nvoid f(int x) { std::puts(std::to_string(x).c_str()); }\n"
     subprocess.run(["g++", "-shared", "-fPIC", "-x", "c++", "-", "-o", library], input=source, text=True, check=True)
     listed = subprocess.run(["objdump", "-T", library], capture_output=True, text=True, check=True).stdout
     found = elf.needs(library)
