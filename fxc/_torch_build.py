@@ -288,8 +288,8 @@ def _keep_registers() -> None:
     CachingAutotuner._create_compile_options = options  # type: ignore[method-assign, assignment]
 
 
-_choices: dict[str, dict[str, Any]] = {}
-"""By name of a kernel: the hash under which a tuning record knows it, its configuration, and what decided on it."""
+_choices: dict[str, str] = {}
+"""By name of a kernel, what decided on its configuration: `rules`, `record` or `clock`."""
 
 
 def _note_choices() -> None:
@@ -298,43 +298,37 @@ def _note_choices() -> None:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     begin, save = CachingAutotuner.__init__, CachingAutotuner.save_gpu_kernel
-    said: dict[int, tuple[str, bool, int]] = {}
+    said: dict[int, tuple[bool, int]] = {}
 
     def init(self: Any, *args: Any, **options: Any) -> None:
-        begin(self, *args, **options)  # type: ignore[no-untyped-call]
-        hash = triton_heuristics.generate_lookup_hash_from_source_code(str(self.size_hints), self.fn.src)
+        begin(self, *args, **options)
         recorded = triton_heuristics.lookup_autotune_config(self.size_hints, self.fn) is not None
-        said[id(self)] = (hash, recorded, len(self.configs))
+        said[id(self)] = (recorded, len(self.configs))
 
     def saved(self: Any, stream: Any, launcher: Any) -> None:
-        save(self, stream, launcher)
-        hash, recorded, candidates = said[id(self)]
+        save(self, stream, launcher)  # type: ignore[no-untyped-call]
+        recorded, candidates = said[id(self)]
         timed = not self.deterministic_mode and (candidates > 1 or self.inductor_meta.get("coordinate_descent_tuning"))
-        _choices[self.inductor_meta["kernel_name"]] = {
-            "hash": hash,
-            "config": triton_heuristics.config_to_dict(launcher.config),
-            "chosen": "record" if recorded else "clock" if timed and not self.custom_kernel else "rules",
-        }
+        chosen = "record" if recorded else "clock" if timed and not self.custom_kernel else "rules"
+        _choices[self.inductor_meta["kernel_name"]] = chosen
 
     CachingAutotuner.__init__ = init  # type: ignore[method-assign]
     CachingAutotuner.save_gpu_kernel = saved  # type: ignore[method-assign]
 
 
-def compiled_kernels() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Every kernel that this process has compiled: `name`, `cubin`, `warps`, `shared` (bytes that a launch asks for);
-    and how it was chosen: `hash`, `config`, `chosen`."""
+def compiled_kernels() -> Iterator[dict[str, Any]]:
+    """Every kernel that this process has compiled: `name`, `cubin`, `warps`, `shared` (bytes that a launch asks for),
+    `chosen` (what decided on its configuration)."""
     from torch._inductor.codecache import CudaKernelParamCache
 
     for key, params in CudaKernelParamCache.cache.items():
-        yield (
-            {
-                "name": str(params["mangled_name"]),
-                "cubin": Path(str(params["cubin_path"])),
-                "warps": int(params["num_warps"]),
-                "shared": int(params["shared_mem"]),
-            },
-            _choices.get(key, {"hash": "", "config": {}, "chosen": "rules"}),
-        )
+        yield {
+            "name": str(params["mangled_name"]),
+            "cubin": Path(str(params["cubin_path"])),
+            "warps": int(params["num_warps"]),
+            "shared": int(params["shared_mem"]),
+            "chosen": _choices.get(key, "rules"),
+        }
 
 
 _PRELOADED = (

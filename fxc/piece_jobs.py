@@ -67,7 +67,7 @@ def compile_piece(job: CompileJob) -> dict[str, Any]:
         "library": str(library),
         "calls": str(calls) if calls.exists() else "",
         "assumptions": symbols.assumptions(),
-        "kernels": kernels.describe([kernels.Compiled(**what, chosen=how["chosen"]) for what, how in made], job.target),
+        "kernels": kernels.describe([kernels.Compiled(**kernel) for kernel in made], job.target),
         "needs": elf.needs(library),
     }
 
