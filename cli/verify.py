@@ -50,8 +50,8 @@ def run(
             {"hash": manifest.hash, "path": str(artifact.path), "files": files, "verified": manifest.verified}
         )
         if not quiet:
-            more = "" if manifest.verified else ", has not run on a device of its kind: fxc verify --run"
-            render.line(f"{manifest.hash}  ok  {render.count(files, 'file')}{more}")
+            note = "" if manifest.verified else ", has not run on a device of its kind: fxc verify --run"
+            render.line(f"{manifest.hash}  ok  {render.count(files, 'file')}{note}")
     if damaged:
         first, more = damaged[0], len(damaged) - 1
         raise type(first)(first.message + (f" (and {more} more damaged)" if more else ""), first.hint)
