@@ -5,7 +5,8 @@
     artifacts/<hash>/
       manifest.json                 without it the directory is not an artifact; its mtime is the artifact's last use
       manifest.sig                  a signature over its bytes, if somebody signed it
-      rank_<r>_<d>/                 transformed_code.py, computation_graph.py, pieces.py, constants.safetensors
+      rank_<r>_<d>/                 transformed_code.py, computation_graph.py, pieces.py, checks.json,
+                                    constants.safetensors
         inductor/                   hard links into binaries/
     binaries/<key>/
       record.json                   what it was compiled from, and the digests of the files beside it

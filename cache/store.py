@@ -177,6 +177,17 @@ class Cache(msgspec.Struct, frozen=True):
         with staging(self.layout) as stage, lock(self.layout, "artifacts"):
             return publish.sign(artifact, key, stage)
 
+    def amend(self, artifact: Artifact, manifest: Manifest) -> Artifact:
+        """Replace what an artifact's manifest says of its files, which stay. That takes a signature away.
+
+        Raises:
+            UsageError: it is not in this cache.
+        """
+        if artifact.path.parent != self.layout.artifacts:
+            raise UsageError(f"{artifact.path} is not in the cache {self.root}", "`fxc import` or --cache-dir")
+        with staging(self.layout) as stage, lock(self.layout, "artifacts"):
+            return publish.amend(artifact, manifest, stage)
+
     def use(self, hash: str) -> Use:
         """Keep an artifact, if it is there, from being pruned until that is closed."""
         there = (layout.artifacts / hash for layout in self.layouts if index.has_artifact(layout, hash))

@@ -37,6 +37,13 @@ def run(
     executor: Executor = "local",
     force: Annotated[bool, typer.Option("--force", help="Rebuild what is in the cache.")] = False,
     no_prove: Annotated[bool, typer.Option("--no-prove", help="Do not compare with eager.")] = False,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", metavar="NAME|FILE", help="Build for a GPU that is not here: see `fxc target ls`."),
+    ] = None,
+    march: Annotated[
+        str | None, typer.Option("--march", metavar="LEVEL", help="x86-64 level of host code; default: x86-64-v3.")
+    ] = None,
     remote: RemoteOption = None,
     push: Annotated[bool, typer.Option("--push", help="Upload the artifact to the remote cache afterwards.")] = False,
     rank: RankOption = None,
@@ -57,7 +64,7 @@ def run(
         result = pipeline.build(
             model, overrides=tuple(overrides or ()), level=level, jobs=jobs, force=force, prove=not no_prove,
             rank=rank, world_size=world_size, dp_rank=dp_rank, cache_dir=cache_dir, remote=remote, executor=executor,
-            observer=observer,
+            observer=observer, target=target, march=march,
         )  # fmt: skip
         if push:
             cache = Cache.open(cache_dir)

@@ -39,6 +39,7 @@ VERBS = {
     "pull": "Fetch an artifact from a remote cache.",
     "sign": "Sign an artifact.",
     "schema": "Print the JSON schema of model.yaml.",
+    "target": "Show or write records of GPUs that builds are made for.",
     "doctor": "Check what a build and a load need here.",
 }
 """What `fxc --help` says of each; the rest of a verb is in its module, imported when it is used."""
@@ -60,6 +61,8 @@ class _Verbs(TyperGroup):
         if cmd_name not in VERBS:
             return None
         verb = importlib.import_module(f"fxc.cli.{MODULES.get(cmd_name, cmd_name)}")
+        if hasattr(verb, "app"):  # with verbs of its own
+            return typer.main.get_command(verb.app)
         alone = typer.Typer(**SETTINGS)
         alone.command(cmd_name, epilog=getattr(verb, "EPILOG", None))(verb.run)
         return typer.main.get_command(alone)

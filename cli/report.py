@@ -31,6 +31,8 @@ def built(result: BuildResult) -> None:
     for entry in result.passes:
         if entry.missed:
             render.line(f"warning: {_missed(entry)}")
+    if not result.verified:
+        render.line("not verified: no device of its kind was here; on one, `fxc verify --run`")
     if not result.proved:
         render.line("not compared with eager: it was built with --no-prove")
     elif result.unproved:
@@ -55,6 +57,8 @@ def ranks_warmed(result: RanksResult) -> None:
 def warmed(result: WarmResult, what: str = "ready") -> None:
     """A line about a warm-up, and one about graphs where there could be some."""
     render.line(f"{what}: {render.phases(result.seconds)}")
+    if not result.verified:
+        render.line(f"not verified: built without a device of its kind; `fxc verify {result.hash[:12]} --run`")
     if result.graphs:
         kinds = ", ".join(f"{count} {mode}" for mode, count in result.graphs.items())
         render.line(f"CUDA graphs: {kinds}; they took {render.size_bytes(result.graph_bytes)}")
@@ -107,6 +111,7 @@ def show(artifact: Artifact, *, verbose: bool) -> None:
     _programs(manifest)
     _passes(manifest, verbose)
     _binaries(manifest)
+    _kernels(manifest, verbose)
     factors = [(factor.name, factor.value if verbose else _short(factor.value)) for factor in manifest.factors]
     render.table("key", ("factor", "value"), factors)
     _proof(manifest, verbose)
@@ -128,7 +133,9 @@ def _facts(artifact: Artifact) -> list[tuple[str, str]]:
         ("pieces", _pieces(manifest)),
         ("outputs", manifest.outputs),
         ("machine", ", ".join(machine)),
+        ("built for", "" if manifest.verified else f"{target.properties.get('name')}, without one: not verified"),
         ("features", " ".join(target.cpu_features)),
+        ("needs", ", ".join(f"{name} {version}" for name, version in machine.needs_of(manifest).items())),
         ("compiler", target.compiler),
         ("fxc", manifest.fxc),
         ("created", manifest.created),
@@ -199,6 +206,25 @@ def _binaries(manifest: Manifest) -> None:
     total = render.size_bytes(sum(binary.bytes for binary in manifest.binaries.values()))
     title = f"{render.count(len(rows), 'binary')}, {total}"
     render.table(title, ("key", "piece", "range", "bytes", "compiled in"), rows, ("bytes", "compiled in"))
+
+
+def _kernels(manifest: Manifest, verbose: bool) -> None:
+    """Those that spill first, then those that take most registers."""
+    pairs = [(binary, kernel) for binary in manifest.binaries.values() for kernel in binary.kernels]
+    pairs.sort(key=lambda pair: (-pair[1].stack, -pair[1].registers, pair[1].name))
+    limit = len(pairs) if verbose else 8
+    rows = [
+        (
+            kernel.name, binary.piece[:12], binary.range, str(kernel.registers), render.size_bytes(kernel.stack),
+            render.size_bytes(kernel.shared), str(kernel.warps), kernel.chosen,
+        )
+        for binary, kernel in pairs[:limit]
+    ]  # fmt: skip
+    if rows:
+        more = f", the first {limit}" if len(pairs) > limit else ""
+        title = f"{render.count(len(pairs), 'kernel')} for {pairs[0][1].arch}{more}"
+        header = ("kernel", "piece", "range", "registers", "spilled", "shared", "warps", "chosen by")
+        render.table(title, header, rows, header[3:7])
 
 
 def _proof(manifest: Manifest, verbose: bool) -> None:

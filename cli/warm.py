@@ -36,6 +36,9 @@ def run(
     level: Level = None,
     jobs: Jobs = None,
     require_hit: Annotated[bool, typer.Option("--require-hit", help="Exit 3 instead of building on a miss.")] = False,
+    require_verified: Annotated[
+        bool, typer.Option("--require-verified", help="Exit 5 if it has not run on a device of its kind.")
+    ] = False,
     no_run: Annotated[bool, typer.Option("--no-run", help="Stop after loading.")] = False,
     verify_key: VerifyKey = None,
     remote: RemoteOption = None,
@@ -64,6 +67,7 @@ def run(
         options: dict[str, Any] = {"overrides": tuple(overrides or ()), "level": level, "cache_dir": cache_dir}
         options |= {"world_size": world_size, "dp_rank": dp_rank}
         more: dict[str, Any] = {"jobs": jobs, "require_hit": require_hit, "run": not no_run, "verify_key": verify_key}
+        more |= {"require_verified": require_verified}
         more |= {"remote": remote, "wait": amounts.seconds(wait, "--wait"), "observer": observer}
         result: WarmResult | RanksResult
         try:

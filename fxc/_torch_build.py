@@ -206,6 +206,7 @@ def compile_graph(
     cpp_builder.run_compile_cmd = host
     if target.device == "cuda":
         _keep_registers()
+        _note_choices()
     # Inductor asks whether the compiler knows an extension by loading what it makes in a new Python that imports torch:
     # seconds for each, and the CPU was asked already.
     cpu_vec_isa.VecISA.check_build = lambda self, code: host.accepts(self.build_arch_flags().split(), code)  # type: ignore[method-assign]
@@ -285,6 +286,49 @@ def _keep_registers() -> None:
         return made
 
     CachingAutotuner._create_compile_options = options  # type: ignore[method-assign, assignment]
+
+
+_choices: dict[str, str] = {}
+"""By name of a kernel, what decided on its configuration: `rules`, `record` or `clock`."""
+
+
+def _note_choices() -> None:
+    """Have Inductor tell how it came to each kernel's configuration."""
+    from torch._inductor.runtime import triton_heuristics
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    begin, save = CachingAutotuner.__init__, CachingAutotuner.save_gpu_kernel
+    said: dict[int, tuple[bool, int]] = {}
+
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        recorded = triton_heuristics.lookup_autotune_config(self.size_hints, self.fn) is not None
+        said[id(self)] = (recorded, len(self.configs))
+
+    def saved(self: Any, stream: Any, launcher: Any) -> None:
+        save(self, stream, launcher)  # type: ignore[no-untyped-call]
+        recorded, candidates = said[id(self)]
+        timed = not self.deterministic_mode and (candidates > 1 or self.inductor_meta.get("coordinate_descent_tuning"))
+        chosen = "record" if recorded else "clock" if timed and not self.custom_kernel else "rules"
+        _choices[self.inductor_meta["kernel_name"]] = chosen
+
+    CachingAutotuner.__init__ = init  # type: ignore[method-assign]
+    CachingAutotuner.save_gpu_kernel = saved  # type: ignore[method-assign]
+
+
+def compiled_kernels() -> Iterator[dict[str, Any]]:
+    """Every kernel that this process has compiled: `name`, `cubin`, `warps`, `shared` (bytes that a launch asks for),
+    `chosen` (what decided on its configuration)."""
+    from torch._inductor.codecache import CudaKernelParamCache
+
+    for key, params in CudaKernelParamCache.cache.items():
+        yield {
+            "name": str(params["mangled_name"]),
+            "cubin": Path(str(params["cubin_path"])),
+            "warps": int(params["num_warps"]),
+            "shared": int(params["shared_mem"]),
+            "chosen": _choices.get(key, "rules"),
+        }
 
 
 _PRELOADED = (

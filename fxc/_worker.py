@@ -82,7 +82,7 @@ def _fork(job: Job, replies: int) -> _Child:
         os.close(write)
         return _Child(job, pid, read)
     try:
-        _die_with_parent()
+        die_with_parent()
         os.setpgid(0, 0)
         os.close(read)
         os.close(replies)
@@ -109,7 +109,7 @@ def _fork(job: Job, replies: int) -> _Child:
         os._exit(0)  # no atexit handlers, no destructors of what was loaded
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Have the kernel kill this process when the one that forked it ends, however that ends."""
     pr_set_pdeathsig = 1  # <sys/prctl.h>
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

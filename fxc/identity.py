@@ -68,13 +68,16 @@ def content_key(factors: Sequence[Factor]) -> str:
     return key.combine([(factor.name, factor.value) for factor in factors])
 
 
-def find(spec: Spec, directory: Path, place: Ranks, cache: Cache, *, compiler: bool = False) -> str | None:
+def find(
+    spec: Spec, directory: Path, place: Ranks, cache: Cache, *, compiler: bool = False, target: Target | None = None
+) -> str | None:
     """The artifact for a spec whose sources are as they were when it was traced; None when it has to be traced.
 
     Args:
         compiler: whether it has to be what this machine's host compiler makes. A loader asks for none.
+        target: what it is built for; this machine by default.
     """
-    direct = direct_key(spec, machine.probe(spec.device, compiler=False), place)
+    direct = direct_key(spec, target or machine.probe(spec.device, compiler=False), place)
     return cache.lookup(direct, comparer(directory, compiler))
 
 
@@ -219,13 +222,15 @@ def _installed(package: str) -> str:
         return ""
 
 
-def intact(cache: Cache, hash: str, place: Ranks, proved: bool) -> bool:
-    """Whether the artifact is there with this rank, all files as they were written, and proved if it has to be."""
+def intact(cache: Cache, hash: str, place: Ranks, proved: bool, verified: bool = True) -> bool:
+    """Whether the artifact is there with this rank, all files as they were written, and proved if it has to be; on a
+    device of its kind if it has to be `verified`, too."""
     try:
         artifact = check(cache.artifact(hash), Trust.unsigned(os.environ))
         rank_dir = artifact.rank_dir(place.rank, place.data_parallel_rank)
         artifact.verify(rank_dir)
     except FxcError:
         return False
-    enough = artifact.manifest.proved or not proved
+    manifest = artifact.manifest
+    enough = not proved or (manifest.proved and (manifest.verified or not verified))
     return enough and artifact.manifest.ranks[rank_dir].world_size == place.world_size

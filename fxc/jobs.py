@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from fxc.records import Record
 from fxc.target import Target
 
 
@@ -40,6 +41,8 @@ class CompileJob(msgspec.Struct, frozen=True, tag="compile"):
     """Lasting directory for the compiler's own caches."""
     fast: bool
     """Whether to make precompiled headers where there are none: worth it for more than a few binaries."""
+    record: Record | None = None
+    """The GPU to compile for, where that is not here."""
 
 
 class CheckJob(msgspec.Struct, frozen=True, tag="check"):
@@ -51,6 +54,7 @@ class CheckJob(msgspec.Struct, frozen=True, tag="check"):
     device: str
     ops: UserOps
     library: str
+    """Empty where it cannot be loaded, for want of the device: then `rewritten` runs in its place, as Python."""
     points: tuple[dict[str, int], ...]
     """Sizes to run at; none only loads."""
     lowest: dict[str, int]
@@ -60,6 +64,8 @@ class CheckJob(msgspec.Struct, frozen=True, tag="check"):
     values: tuple[tuple[float, float] | None, ...]
     """Per input, the half-open range of made-up integers."""
     directory: str
+    rewritten: str = ""
+    """What passes made of `text`."""
 
 
 class ProbeJob(msgspec.Struct, frozen=True, tag="probe"):

@@ -17,15 +17,17 @@ from fxc import machine
 from fxc.cache import Cache, key
 from fxc.errors import CompileError, ProofError
 from fxc.jobs import CheckJob, CompileJob, Executor, Reply, UserOps
-from fxc.manifest import Binary, Proof, Unproved
+from fxc.manifest import Binary, Kernel, Proof, Unproved
 from fxc.progress import Observer
+from fxc.records import Record
 from fxc.region import Piece
-from fxc.shapes import Range, edge_points
+from fxc.shapes import Range, edge_points, small_point
 from fxc.target import Target
 
 MODULES = (
-    "_torch_build", "_torch_run", "_worker", "graph_run", "graph_text", "host_compiler", "jobs", "lower",
-    "machine", "piece_jobs", "pool", "prove", "random_inputs", "scalars", "shapes", "target",
+    "_torch_build", "_torch_run", "_torch_virtual", "_worker", "cubin", "cuda_sdk", "graph_run", "graph_text",
+    "host_compiler", "jobs", "kernels", "lower", "machine", "piece_jobs", "pool", "prove", "random_inputs", "records",
+    "scalars", "shapes", "target", "virtual",
 )  # fmt: skip
 """What decides a binary, whether it is accepted, and what its proof says, given the piece's text."""
 _HERE = Path(__file__).parent
@@ -36,6 +38,12 @@ VERSION = key.digest(b"".join((_HERE / f"{name}.py").read_bytes() for name in MO
 
 WORTH_HEADERS = 3
 """Binaries from which on making precompiled headers saves more than it takes."""
+
+POINTWISE = """def piece(in_0: "f32[64]"):
+    relu = torch.ops.aten.relu.default(in_0)  # f32[64]
+    return (relu,)
+"""
+"""What is compiled first for a GPU that is not here."""
 
 _HINTS = (1021, 509, 251, 127, 61, 31, 17, 13, 11, 7, 5, 3)
 """Primes: an example size that no width of a model is a multiple of."""
@@ -56,6 +64,8 @@ class Unit:
     """What passes made of the piece's text; empty where they found nothing."""
     passes: str = ""
     """Identity of the passes that did."""
+    record: str = ""
+    """Digest of what is told of the device, where that is not here."""
 
     @property
     def factors(self) -> list[tuple[str, str]]:
@@ -71,6 +81,7 @@ class Unit:
             ("hints", repr(sorted(self.dims().items()))),
             ("options", repr(sorted(self.options))),
             ("target", msgspec.json.encode(self.target).decode()),
+            ("record", self.record),
         ]
 
     @property
@@ -97,14 +108,37 @@ def hint(low: int, high: int) -> int:
     return next((prime for prime in _HINTS if low < prime < high), high)
 
 
-def unit(piece: Piece, box: Range, level: int, target: Target, name: str) -> Unit:
-    """The unit for a piece in a program for `box`, before passes."""
+def unit(piece: Piece, box: Range, level: int, target: Target, name: str, record: Record | None = None) -> Unit:
+    """The unit for a piece in a program for `box`, before passes. `record`: the GPU, where that is not here."""
     own = Range(tuple(bound for bound in box.bounds if bound[0] in piece.dims))
-    return Unit(piece, own, tuple(sorted(options(level, own.is_size, target).items())), target, f"{name} {own.label}")
+    chosen = options(level, own.is_size, target, clock=record is None)
+    told = "" if record is None else key.digest(msgspec.json.encode(record.properties, order="deterministic"))
+    return Unit(piece, own, tuple(sorted(chosen.items())), target, f"{name} {own.label}", record=told)
 
 
-def options(level: int, is_size: bool, target: Target) -> dict[str, Any]:
-    """Inductor's configuration; every entry is part of the key."""
+BY_RULES: dict[str, Any] = {
+    "benchmark_fusion": False,
+    "benchmark_kernel": False,
+    "coordinate_descent_tuning": False,
+    "deterministic": True,
+    "max_autotune": False,
+    "max_autotune_gemm": False,
+    "max_autotune_pointwise": False,
+    "triton.autotune_at_compile_time": True,
+    "triton.autotune_cublasLt": False,
+    "triton.autotune_pointwise": False,
+    "triton.autotune_with_sample_inputs": False,
+}
+"""Leaves to Inductor's rules what it would time. Its generated code for choosing still runs, as kernels are compiled
+there; on fake tensors."""
+
+
+def options(level: int, is_size: bool, target: Target, *, clock: bool = True) -> dict[str, Any]:
+    """Inductor's configuration; every entry is part of the key.
+
+    Args:
+        clock: whether kernels can be timed, on the device that they are for.
+    """
     chosen: dict[str, Any] = {
         "aot_inductor.package": False,
         "aot_inductor.precompile_headers": False,  # ours, in _torch_build, cost less
@@ -119,7 +153,9 @@ def options(level: int, is_size: bool, target: Target) -> dict[str, Any]:
             "aot_inductor.embed_kernel_binary": True,
             "shape_padding": False,  # else a matrix of odd width comes out as a slice of a wider one: other strides
         }
-    if level >= 3 and is_size:
+    if not clock:
+        chosen |= BY_RULES
+    elif level >= 3 and is_size:
         chosen |= {"max_autotune": True, "coordinate_descent_tuning": True}
     return chosen
 
@@ -151,13 +187,15 @@ class Lowering:
     """Compiles and checks units, those that are in the cache excepted."""
 
     def __init__(
-        self, cache: Cache, pool: Executor, observer: Observer, *, ops: UserOps, prove: bool, force: bool
-    ) -> None:
+        self, cache: Cache, pool: Executor, observer: Observer, *, ops: UserOps, prove: bool, force: bool,
+        record: Record | None = None,
+    ) -> None:  # fmt: skip
         """
         Args:
             ops: what registers custom ops.
             prove: whether to compare binaries with eager; each is loaded once in any case.
             force: whether to compile what is in the cache already.
+            record: the GPU to compile for, where that is not here.
         """
         self.cache = cache
         self.pool = pool
@@ -165,6 +203,7 @@ class Lowering:
         self.ops = ops
         self.prove = prove
         self.force = force
+        self.record = record
         self.done = Lowered()
         self._ids = itertools.count()
 
@@ -183,6 +222,8 @@ class Lowering:
         running: dict[int, _Running] = {}
         with self.cache.staging() as stage:
             try:
+                if waiting and self.record is not None:
+                    self._try_out(self.record, waiting[0].target, stage)
                 self._work(waiting, running, stage)
             except BaseException:
                 self.pool.close()  # before the directory is removed, in which its compilers write
@@ -191,6 +232,33 @@ class Lowering:
                 for entry in running.values():
                     entry.lock.close()
         return self.done
+
+    def _try_out(self, record: Record, target: Target, stage: Path) -> None:
+        """Compile a pointwise piece, before the work that takes long, and see for which device it is; once for each
+        device and toolchain.
+
+        Raises:
+            CompileError: it does not compile, or there is no machine code for the device in it.
+        """
+        chosen = options(1, True, target, clock=False)
+        told = msgspec.json.encode((record, target)).decode()
+        done = self.cache.scratch("compiler") / f"{key.combine([('lower', VERSION), ('target', told)])}.tried"
+        if done.exists():
+            return
+        directory = stage / "tried"
+        directory.mkdir()
+        job = CompileJob(
+            id=-1, text=POINTWISE, dims={}, target=target, options=chosen, imports=(), directory=str(directory),
+            scratch=str(self.cache.scratch("compiler")), fast=False, record=record,
+        )  # fmt: skip
+        self.pool.send(job)
+        reply = self.pool.receive()
+        if reply.result is None or not reply.result["kernels"]:
+            reason = reply.error or "it has no machine code"
+            error = CompileError(f"a piece for {record.name} cannot be compiled here: {reason}", "fxc doctor --target")
+            error.add_note(reply.detail)
+            raise error
+        done.touch()
 
     def _take(self, unit: Unit) -> bool:
         """Use what the cache has."""
@@ -243,7 +311,7 @@ class Lowering:
         job = CompileJob(
             id=number, label=unit.label, text=unit.text or unit.piece.text, dims=unit.dims(), target=unit.target,
             options=dict(unit.options), ops=self._ops(unit), directory=str(entry.directory),
-            scratch=str(self.cache.scratch("compiler")), fast=fast,
+            scratch=str(self.cache.scratch("compiler")), fast=fast, record=self.record,
         )  # fmt: skip
         self.pool.send(job)
 
@@ -254,6 +322,12 @@ class Lowering:
             library=entry.compiled["library"], points=unit.points() if self.prove else (),
             lowest=unit.range.low(), share=self.pool.jobs, values=unit.piece.values, directory=str(entry.directory),
         )  # fmt: skip
+        if self.record is not None:  # it cannot be loaded here; what passes did can be looked at on the CPU
+            points = tuple({tuple(p.items()): p for p in (unit.range.low(), small_point(unit.range))}.values())
+            job = msgspec.structs.replace(
+                job, device="cpu", library="", points=points if self.prove and unit.text else (),
+                rewritten=unit.text or unit.piece.text,
+            )  # fmt: skip
         self.pool.send(job)
 
     def _ops(self, unit: Unit) -> UserOps:
@@ -292,6 +366,7 @@ class Lowering:
                 sha256=key.sha256_file(library), seconds=entry.compile_seconds,
                 needs=machine.needed(library.read_bytes()),
                 checked=self.prove, proof=proof, unproved=unproved, assumptions=tuple(entry.compiled["assumptions"]),
+                kernels=tuple(msgspec.convert(entry.compiled["kernels"], list[Kernel])),
             )  # fmt: skip
             self.done.compiled += 1
         else:

@@ -19,14 +19,14 @@ from pathlib import Path
 
 import msgspec
 
-from fxc.errors import IncompatibleError
+from fxc.errors import IncompatibleError, UsageError
 from fxc.manifest import Manifest
-from fxc.target import X86_64_V3, Target
+from fxc.target import DEFAULT_LEVEL, LEVELS, Target
 
 _ARCHS = {"amd64": "x86_64", "arm64": "aarch64"}
 _X86 = re.compile(r"ssse3|sse4_[12]|avx\w*|fma|f16c|bmi[12]|abm|popcnt|movbe|adx|gfni|amx_\w+")
 _ARM = re.compile(r"asimd\w*|fphp|sve\w*|bf16|i8mm|fcma|atomics|sme\w*")
-_PROPERTIES = (
+PROPERTIES = (
     "name",
     "multi_processor_count",
     "warp_size",
@@ -39,6 +39,14 @@ _PROPERTIES = (
     "L2_cache_size",
 )
 """What Inductor and Triton read. Not the total memory: it differs between equal GPUs."""
+
+LIMITS = (
+    "warp_size",
+    "max_threads_per_block",
+    "regs_per_multiprocessor",
+    "shared_memory_per_block_optin",
+)
+"""Properties that a device must have as much of as a binary was made for."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -63,24 +71,46 @@ def probe(device: str, *, compiler: bool = True) -> Target:
         IncompatibleError: there is no such device.
     """
     kind, _, index = device.partition(":")
-    version, cuda = torch_version()
     host = compiler_version() if compiler else ""
     if kind == "cpu":
-        return Target(device=kind, arch=_arch(), cpu_features=_features(), torch=version, compiler=host)
+        return Target(device=kind, arch=_arch(), cpu_features=_features(), torch=torch_version()[0], compiler=host)
     if kind != "cuda":
         raise IncompatibleError(f"device {device!r}: expected cpu or cuda")
     capability, properties = _gpu(int(index) if index.isdigit() else None)
+    return cuda_target(capability, properties, host)
+
+
+def cuda_target(capability: tuple[int, int], properties: dict[str, int | str], compiler: str) -> Target:
+    """The target that is a GPU, of this machine or not, with this machine's torch."""
+    version, cuda = torch_version()
     return Target(
-        device=kind,
+        device="cuda",
         arch=_arch(),
-        cpu_features=X86_64_V3 if _arch() == "x86_64" else _features(),  # as `Target.march` says
+        cpu_features=LEVELS[DEFAULT_LEVEL] if _arch() == "x86_64" else _features(),  # as `Target.march` says
         torch=version,
         triton=_version("triton"),
         cuda=cuda,
         compute_capability=capability,
         properties=properties,
-        compiler=host,
+        compiler=compiler,
     )
+
+
+def with_march(target: Target, march: str | None) -> Target:
+    """The same with host code for another level of x86-64, such as `x86-64-v2`.
+
+    Raises:
+        UsageError: there is no such level, or the target's host code is not for one.
+    """
+    if march is None:
+        return target
+    if not target.march:
+        raise UsageError(
+            f"--march {march}: host code for {target.device} on {target.arch} is for the builder's own CPU"
+        )
+    if march not in LEVELS:
+        raise UsageError(f"--march {march}: expected {', '.join(LEVELS)}")
+    return msgspec.structs.replace(target, cpu_features=LEVELS[march])
 
 
 def here(device: str) -> Target:
@@ -114,6 +144,7 @@ def fits(
         verdicts.append(_equal("compute_capability", built, found))
         same = target.cuda.split(".")[0] == here.cuda.split(".")[0]
         verdicts.append(Verdict("cuda", same, target.cuda, here.cuda, "" if same else "another major version"))
+        verdicts += _limits(target.properties, here.properties)
     return verdicts
 
 
@@ -252,7 +283,7 @@ def _gpu(index: int | None) -> tuple[tuple[int, int], dict[str, int | str]]:
     if index is not None and index >= count:
         raise IncompatibleError(f"there is no device cuda:{index}: this machine has {count}")
     found = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
-    properties = {name: getattr(found, name) for name in _PROPERTIES if hasattr(found, name)}
+    properties = {name: getattr(found, name) for name in PROPERTIES if hasattr(found, name)}
     return (found.major, found.minor), properties
 
 
@@ -264,6 +295,16 @@ def _torch(built: str, here: str) -> Verdict:
     """Binaries call a C interface that torch extends from one minor version to the next."""
     same = built.split(".")[:2] == here.split(".")[:2]
     return Verdict("torch", same, built, here, "" if same else "another minor version")
+
+
+def _limits(built: dict[str, int | str], here: dict[str, int | str]) -> list[Verdict]:
+    """Kernels were made to use as much of a multiprocessor as the build was told that there is."""
+    both = [name for name in LIMITS if name in built and name in here]
+    return [_limit(name, int(built[name]), int(here[name])) for name in both]
+
+
+def _limit(name: str, built: int, here: int) -> Verdict:
+    return Verdict(name, built <= here, str(built), str(here), "" if built <= here else "this device has less")
 
 
 def _library(name: str, built: str, here: str) -> Verdict:

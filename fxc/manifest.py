@@ -98,6 +98,8 @@ class Proof(_Record, frozen=True):
     excused: int = 0
     """Rows beyond the tolerance that were accepted, as a rounding error can change them altogether: they lie behind an
     op such as argmax, topk or a cast to float8."""
+    form: Literal["", "cpu"] = ""
+    """`cpu`: what passes made of the piece ran in place of the binary, as Python on the CPU, for want of the device."""
 
 
 class Unproved(_Record, frozen=True):
@@ -106,6 +108,25 @@ class Unproved(_Record, frozen=True):
     piece: str
     shape: str
     reason: str
+
+
+class Kernel(_Record, frozen=True):
+    """A GPU kernel in a binary."""
+
+    name: str
+    arch: str
+    """What its machine code is for, `sm_90`."""
+    registers: int
+    """Of a thread."""
+    stack: int
+    """Bytes of local memory of a thread: spilled registers, mostly."""
+    shared: int
+    """Bytes of shared memory of a block."""
+    warps: int
+    """Of a block."""
+    chosen: Literal["rules", "record", "clock"] = "rules"
+    """What decided on its configuration: Inductor's rules, a tuning record, or times measured in this build. Kernels
+    of fxc's ops are by rules."""
 
 
 class Binary(_Record, frozen=True):
@@ -120,7 +141,7 @@ class Binary(_Record, frozen=True):
     seconds: float
     """Time that compiling it took, whenever that was."""
     needs: dict[str, str] = {}
-    """Versions of the C and C++ libraries that it asks for, `GLIBC` and `GLIBCXX`."""
+    """Versions of the C and C++ libraries that it asks for: `{"GLIBC": "2.14", "GLIBCXX": "3.4.21"}`."""
     checked: bool = False
     """Whether it was run at every point that it has to be proved at."""
     proof: tuple[Proof, ...] = ()
@@ -129,6 +150,8 @@ class Binary(_Record, frozen=True):
     """Where it could not be compared."""
     assumptions: tuple[str, ...] = ()
     """What the compiler took for granted about sizes; the proof is what says that it does not matter."""
+    kernels: tuple[Kernel, ...] = ()
+    """Those that the compiler made; none for a CPU."""
 
 
 class File(_Record, frozen=True):
@@ -245,6 +268,9 @@ class Manifest(_Record, frozen=True, kw_only=True):
     unproved: tuple[Unproved, ...] = ()
     proved: bool = True
     """Whether all binaries and programs were run against eager; `unproved` lists where nothing could be compared."""
+    verified: bool = True
+    """Whether the binaries have run on a device of their kind: false for what was built without one, until
+    `fxc verify --run`."""
     tolerances: dict[str, float] = {}
     """Largest relative error accepted per dtype."""
     seconds: dict[str, float] = {}

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxc import _torch_build, _torch_run
-from fxc.graph_run import copied, drawn
+from fxc import _torch_build, _torch_run, kernels
+from fxc.graph_run import copied, drawn, placed
 from fxc.graph_text import parse_graph, parse_layout
 from fxc.jobs import CheckJob, CompileJob, UserOps
 from fxc.ops import backends, paged, paged_attention, paged_attention_out
@@ -48,6 +48,10 @@ def compile_piece(job: CompileJob) -> dict[str, Any]:
     """Compile, strip, and say where the files are."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(job.directory) / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(Path(job.scratch) / "triton")
+    if job.record is not None:
+        from fxc import cuda_sdk, virtual
+
+        virtual.activate(job.record, cuda_sdk.make(Path(job.scratch)))
     _require_device(job.target)
     import_ops(job.ops)
     graph, layouts = parse_graph(job.text)
@@ -60,11 +64,13 @@ def compile_piece(job: CompileJob) -> dict[str, Any]:
     done = subprocess.run(["strip", "--strip-unneeded", str(library)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"error: strip failed: {done.stderr.strip()}")
+    made = list(_torch_build.compiled_kernels()) if job.target.device == "cuda" else []
     calls = library.with_suffix(".json")
     return {
         "library": str(library),
         "calls": str(calls) if calls.exists() else "",
         "assumptions": symbols.assumptions(),
+        "kernels": kernels.describe([kernels.Compiled(**kernel) for kernel in made], job.target),
     }
 
 
@@ -118,15 +124,15 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
     """Load the binary and compare it with eager at every point.
 
     Returns:
-        {"proof": [{"shape", "max_rel_err", "tolerance", "excused"}], "unproved": [{"shape", "reason"}]}
+        {"proof": [{"shape", "max_rel_err", "tolerance", "excused", "form"}], "unproved": [{"shape", "reason"}]}
 
     Raises:
         ProofError: names the result, the point and the error.
     """
     import_ops(job.ops)
-    run = _torch_run.runner(Path(job.library), torch.device(job.device))
     graph, layouts = parse_graph(job.text)
-    compiled = [node for node in graph.nodes if node.target in PLAIN] if job.device == "cuda" else []
+    run = _torch_run.runner(Path(job.library), torch.device(job.device)) if job.library else _as_python(job.rewritten)
+    compiled = [node for node in graph.nodes if node.target in PLAIN] if job.device == "cuda" or not job.library else []
     given = list(graph.find_nodes(op="placeholder"))[:6]
     if any(list(node.args[:6]) != given for node in compiled):
         reason = "arguments of attention are made in the piece: made-up ones would not fit together"
@@ -136,7 +142,8 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
         }
     for node in compiled:  # not the kernels that the binary has, too
         node.target = PLAIN[node.target]
-    eager = fx.GraphModule({}, graph)
+    eager = fx.GraphModule({}, placed(graph, torch.device(job.device)))
+    form = "" if job.library else "cpu"
     proof, unproved = [], []
     budget = min(POINT_BYTES, _free_bytes(job.device) // (HELD * job.share))
     random = any(map(_torch_build.draws, graph.nodes))
@@ -158,8 +165,17 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
         if random:
             unproved.append({"shape": label, "reason": "it draws random numbers: it ran, and was not compared"})
         else:
-            proof.append({"shape": label, **errors})
+            proof.append({"shape": label, "form": form, **errors})
     return {"proof": proof, "unproved": unproved}
+
+
+def _as_python(text: str) -> _torch_run.Piece:
+    """A piece that runs on the CPU as its text says."""
+    graph, _ = parse_graph(text)
+    for node in graph.nodes:
+        node.target = PLAIN.get(node.target, node.target)
+    module = fx.GraphModule({}, placed(graph, torch.device("cpu")))
+    return lambda inputs: list(module(*inputs))
 
 
 def _check_point(

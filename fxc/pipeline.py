@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fxc import executors, identity, machine
+from fxc import executors, identity, machine, records, target_build
 from fxc.cache import Cache
 from fxc.errors import CacheIOError, CompileError, FxcError, SpecError, UsageError
 from fxc.manifest import Manifest, PassReport, Proof, Unproved
 from fxc.progress import Observer
 from fxc.ranks import Ranks, ranks
+from fxc.records import Record
 from fxc.share import Shared
 from fxc.spec import Spec, load_spec
 from fxc.target import Target
@@ -66,13 +67,16 @@ class BuildResult(msgspec.Struct, frozen=True):
     unproved: list[Unproved]
     """Points where nothing could be compared, with the reason."""
     passes: list[PassReport]
+    verified: bool = True
+    """Whether the binaries have run on a device of their kind."""
 
 
 def build(
     path: str | Path, *, overrides: Iterable[str] = (), level: int | None = None, jobs: int | None = None,
     force: bool = False, prove: bool = True, rank: int | None = None, world_size: int | None = None,
     dp_rank: int | None = None, cache_dir: str | Path | None = None, remote: str | None = None,
-    executor: str = "local", observer: Observer | None = None, passes: Sequence[Pass] = (),
+    executor: str = executors.LOCAL, observer: Observer | None = None, passes: Sequence[Pass] = (),
+    target: str | None = None, march: str | None = None,
 ) -> BuildResult:  # fmt: skip
     """Make the artifact for a model.yaml, or find it.
 
@@ -92,14 +96,41 @@ def build(
         remote: where to look for an artifact before it is compiled; FXC_REMOTE by default.
         executor: where it is compiled: `local`, `ray`, `ray:auto`, `ray:HOST:PORT`, `ray://HOST:PORT`.
         passes: graph passes that run after those of model.yaml. With some, the model is always traced.
+        target: a GPU that need not be here: name of a shipped record, or the file of one. In a child process.
+        march: level of x86-64 that host code around a GPU is for; `x86-64-v3` by default.
 
     Raises:
         SpecError: something is wrong with model.yaml or with what it names.
         BuildError: the model cannot be traced, compiled, or proved.
         CacheIOError: the cache cannot be written.
     """
-    start = time.perf_counter()
     observer = observer or Observer()
+    if target is not None:
+        if passes:
+            raise UsageError("passes from Python do not reach a build for a target", "name them in passes.custom")
+        if executor != executors.LOCAL:
+            raise UsageError(f"--target and --executor {executor}: the nodes of a cluster have devices of their own")
+        options = {
+            "overrides": tuple(overrides), "level": level, "jobs": jobs, "force": force, "prove": prove, "rank": rank,
+            "world_size": world_size, "dp_rank": dp_rank, "cache_dir": cache_dir and str(cache_dir), "remote": remote,
+        }  # fmt: skip
+        return target_build.build(records.find(target), str(path), march, options, observer)
+    return build_for(
+        None, path, overrides=overrides, level=level, jobs=jobs, force=force, prove=prove, rank=rank,
+        world_size=world_size, dp_rank=dp_rank, cache_dir=cache_dir, remote=remote, observer=observer, passes=passes,
+        march=march, executor=executor,
+    )  # fmt: skip
+
+
+def build_for(
+    record: Record | None, path: str | Path, *, overrides: Iterable[str] = (), level: int | None = None,
+    jobs: int | None = None, force: bool = False, prove: bool = True, rank: int | None = None,
+    world_size: int | None = None, dp_rank: int | None = None, cache_dir: str | Path | None = None,
+    remote: str | None = None, observer: Observer, passes: Sequence[Pass] = (), march: str | None = None,
+    executor: str = executors.LOCAL,
+) -> BuildResult:  # fmt: skip
+    """`build` in this process: for this machine, or for the record's GPU, which this process then believes to have."""
+    start = time.perf_counter()
     spec, directory = load_spec(Path(path), overrides, level), Path(path).resolve().parent
     place = ranks(rank, world_size, dp_rank)
     cache = Cache.open(None if cache_dir is None else Path(cache_dir))
@@ -107,28 +138,50 @@ def build(
         raise UsageError(f"--jobs {jobs}: expected 1 or more")
     executors.check(executor)
     launch = partial(executors.start, executor, jobs, cache, observer)
-    found = None if force or passes else identity.find(spec, directory, place, cache, compiler=True)
-    if found is not None and (hit := _hit(cache, found, place, prove, {}, start)) is not None:
+    goal = Goal.of(spec, record, march)
+    found = None if force or passes else identity.find(spec, directory, place, cache, compiler=True, target=goal.target)
+    if found is not None and (hit := _hit(cache, found, place, prove, {}, start, goal)) is not None:
         return hit
     shared = None if force else Shared.open(remote, cache, observer)
-    found = None if shared is None or passes else shared.take_spec(spec, directory, place, compiler=True)
-    if found is not None and (hit := _hit(cache, found, place, prove, {}, start)) is not None:
+    found = None
+    if shared is not None and not passes:
+        found = shared.take_spec(spec, directory, place, compiler=True, target=goal.target)
+    if found is not None and (hit := _hit(cache, found, place, prove, {}, start, goal)) is not None:
         return hit
     try:
         with cache.building():
-            return _miss(spec, directory, place, cache, launch, force, prove, shared, observer, start, passes)
+            return _miss(spec, directory, place, cache, launch, force, prove, shared, observer, start, passes, goal)
     except SpecError as error:  # found out while the model was looked up or constructed
         if str(path) in error.message:
             raise
         raise SpecError(f"{path}: {error.message}", error.hint) from error
 
 
+class Goal(msgspec.Struct, frozen=True):
+    """What a build is for."""
+
+    target: Target
+    record: Record | None = None
+    """The GPU, where that is not here."""
+
+    @classmethod
+    def of(cls, spec: Spec, record: Record | None, march: str | None) -> Goal:
+        """
+        Raises:
+            UsageError: the spec is not for a GPU, or `march` is no level.
+        """
+        if record is not None and spec.device != "cuda":
+            raise UsageError(f"--target {record.name}: the model is for device {spec.device}", "--set device=cuda")
+        found = machine.probe(spec.device) if record is None else records.target(record)
+        return cls(machine.with_march(found, march), record)
+
+
 def _miss(
     spec: Spec, directory: Path, place: Ranks, cache: Cache, launch: Callable[[Target], Pool], force: bool, prove: bool,
-    shared: Shared | None, observer: Observer, start: float, passes: Sequence[Pass],
+    shared: Shared | None, observer: Observer, start: float, passes: Sequence[Pass], goal: Goal,
 ) -> BuildResult:  # fmt: skip
     """Trace; then compile what the cache lacks, and publish."""
-    target = machine.probe(spec.device)
+    target, record = goal.target, goal.record
     if spec.compile.level:
         _require_tools(target)
     workers = launch(target) if spec.compile.level else contextlib.nullcontext()  # level 0 compiles nothing
@@ -137,22 +190,26 @@ def _miss(
         from fxc.plan import make_plan
 
         with _TRACING:
-            plan = make_plan(spec, directory, target, passes)
+            if record is not None:
+                from fxc import virtual
+
+                virtual.activate(record)
+            plan = make_plan(spec, directory, target, passes, record)
         observer.phase_done("trace", plan.seconds["trace"])
         observer.phase_done("partition", plan.seconds["partition"])
         manifest = plan.manifest
         factors = identity.direct_factors(spec, target, place)
         direct = identity.content_key(factors)
-        hit = None if force else _hit(cache, manifest.hash, place, prove, plan.seconds, start)
+        hit = None if force else _hit(cache, manifest.hash, place, prove, plan.seconds, start, goal)
         if hit is None and shared is not None and shared.take(manifest.hash):
-            hit = _hit(cache, manifest.hash, place, prove, plan.seconds, start)
+            hit = _hit(cache, manifest.hash, place, prove, plan.seconds, start, goal)
         if hit is not None:
             with contextlib.suppress(CacheIOError):  # a read-only cache
                 if not passes:
                     identity.remember(cache, direct, manifest)
             return hit
-        rehearsal = _rehearse(plan, spec.device) if prove else _rehearsed(cache, plan)
-        lowered = _lower(plan, cache, pool, prove, force, observer)
+        rehearsal = _rehearse(plan, "cpu" if record else spec.device) if prove else _rehearsed(cache, plan)
+        lowered = _lower(plan, cache, pool, prove, force, observer, record)
     observer.phase("publish")
     at = time.perf_counter()
     made = [lowered.binaries[name] for name in sorted(lowered.binaries)]
@@ -211,11 +268,14 @@ def _rehearse(plan: Plan, device: str) -> _Rehearsal:
     return found
 
 
-def _lower(plan: Plan, cache: Cache, pool: Any, prove: bool, force: bool, observer: Observer) -> Lowered:
+def _lower(
+    plan: Plan, cache: Cache, pool: Any, prove: bool, force: bool, observer: Observer, record: Record | None
+) -> Lowered:
     from fxc.lower import Lowering
 
     observer.phase("compile")
-    lowered = Lowering(cache, pool, observer, ops=plan.ops, prove=prove, force=force).run(plan.units)
+    lowering = Lowering(cache, pool, observer, ops=plan.ops, prove=prove, force=force, record=record)
+    lowered = lowering.run(plan.units)
     plan.seconds["compile"] = lowered.compile_seconds
     plan.seconds["prove"] = plan.seconds.get("prove", 0.0) + lowered.prove_seconds
     observer.phase_done("compile", plan.seconds["compile"])
@@ -224,11 +284,11 @@ def _lower(plan: Plan, cache: Cache, pool: Any, prove: bool, force: bool, observ
 
 
 def _hit(
-    cache: Cache, hash: str, place: Ranks, prove: bool, seconds: dict[str, float], start: float
+    cache: Cache, hash: str, place: Ranks, prove: bool, seconds: dict[str, float], start: float, goal: Goal
 ) -> BuildResult | None:
     """What is there already, if all of it is intact."""
     with cache.use(hash):
-        if not identity.intact(cache, hash, place, prove):
+        if not identity.intact(cache, hash, place, prove, verified=goal.record is None):
             return None
         manifest = cache.artifact(hash).manifest
         cache.touch(hash)
@@ -253,4 +313,5 @@ def _result(
         proved=manifest.proved,
         unproved=list(manifest.unproved),
         passes=list(manifest.passes),
+        verified=manifest.verified,
     )

@@ -13,7 +13,7 @@ import msgspec
 import torch
 from safetensors.torch import save as save_tensors
 
-from fxc import graph_files, identity, lower, model_weights, prove, rewrite, stitch, trace
+from fxc import graph_files, identity, lower, model_weights, prove, rewrite, stitch, trace, verification
 from fxc._torch_build import OpOverload, schema
 from fxc.aside import kept_aside
 from fxc.cache import key
@@ -27,6 +27,7 @@ from fxc.ops import backends
 from fxc.output import common_results
 from fxc.partition import Partition, check_splitting_ops, partition
 from fxc.passes import Pass
+from fxc.records import Record
 from fxc.region import OWN_NAMESPACES, Call
 from fxc.shapes import Range
 from fxc.spec import Spec, check_spec
@@ -71,11 +72,14 @@ class Plan:
         return len(stitch.unique_pieces(self.parts.values()))
 
 
-def make_plan(spec: Spec, directory: Path, target: Target, extra: Sequence[Pass] = ()) -> Plan:
+def make_plan(
+    spec: Spec, directory: Path, target: Target, extra: Sequence[Pass] = (), record: Record | None = None
+) -> Plan:
     """Trace, partition, run passes. Writes nothing.
 
     Args:
         extra: passes that run after all others.
+        record: the GPU that the target is, where that is not here; `virtual.activate` was called with it.
 
     Raises:
         SpecError: the model or a pass cannot be found or constructed.
@@ -112,7 +116,7 @@ def make_plan(spec: Spec, directory: Path, target: Target, extra: Sequence[Pass]
     }
     parts = {f"step_{i}": partition(traced, ops, compiled) for i, traced in enumerate(traces)}
     records = identity.sources(sorted(read_files), read.variables, directory, began)
-    manifest, files, units = _assemble(spec, source, target, parts, weights, all_names, records, passes)
+    manifest, files, units = _assemble(spec, source, target, parts, weights, all_names, records, passes, record)
     paths = (os.path.abspath(directory / name) if name.endswith(".py") else name for name in source.imports)
     user_ops = UserOps(tuple(paths), str(directory), identity.files(records, directory))
     seconds = {"trace": traced_at - start, "partition": time.perf_counter() - traced_at}
@@ -141,7 +145,7 @@ def _qualified(node: torch.fx.Node) -> str:
 
 def _assemble(
     spec: Spec, source: ModelSource, target: Target, parts: Mapping[str, Partition], weights: Mapping[str, Weight],
-    names: set[str], records: Sequence[Source], passes: Sequence[Pass],
+    names: set[str], records: Sequence[Source], passes: Sequence[Pass], record: Record | None,
 ) -> tuple[Manifest, dict[str, bytes], list[lower.Unit]]:  # fmt: skip
     """The manifest, the files of the rank's directory, and what has to be compiled."""
     traces = [part.traced for part in parts.values()]
@@ -149,7 +153,7 @@ def _assemble(
     unique = stitch.unique_pieces(parts.values())
     numbers = {digest: f"piece_{index}" for index, digest in enumerate(unique)}
     found = rewrite.Found(passes)
-    programs, units = _programs(spec, parts, target, numbers, found)
+    programs, units = _programs(spec, parts, target, numbers, found, record)
     title = f"{source.name}, traced by fxc {identity.fxc_version()}."
     order = [weight.name for weight in used_weights] + list(constants)
     functions = {digest: call.piece.text for digest, call in unique.items()} if spec.compile.level == 0 else None
@@ -162,6 +166,8 @@ def _assemble(
     files = {name: text.encode() for name, text in texts.items()}
     if constants:
         files["constants.safetensors"] = save_tensors(constants)
+    if units:
+        files[verification.FILE] = verification.encode(units, numbers)
     mutated = set().union(*(traced.mutated for traced in traces))
     unused = sorted(names - {name for weight in used_weights for name in (weight.name, *weight.aliases)})
     custom_ops = _custom_ops(parts.values(), source.imports)
@@ -204,6 +210,7 @@ def _assemble(
         custom_ops=custom_ops,
         backends=_backends(traces, target),
         sources=tuple(records),
+        verified=record is None or not spec.compile.level,
         tolerances=prove.TOLERANCES,
     )
     return manifest, files, units
@@ -229,7 +236,12 @@ def _used(traces: Iterable[Traced], weights: Mapping[str, Weight]) -> tuple[list
 
 
 def _programs(
-    spec: Spec, parts: Mapping[str, Partition], target: Target, numbers: Mapping[str, str], found: rewrite.Found
+    spec: Spec,
+    parts: Mapping[str, Partition],
+    target: Target,
+    numbers: Mapping[str, str],
+    found: rewrite.Found,
+    record: Record | None,
 ) -> tuple[tuple[Program, ...], list[lower.Unit]]:
     """One program per size, then one per range of the general program, cut where another graph begins."""
     programs: list[Program] = []
@@ -242,8 +254,9 @@ def _programs(
                 continue
             keys = []
             for call in part.calls if spec.compile.level else ():
-                plain = lower.unit(call.piece, inner, spec.compile.level, target, numbers[call.piece.unique])
-                unit = found.rewritten(plain, numbers[call.piece.unique], box in general)
+                name = numbers[call.piece.unique]
+                plain = lower.unit(call.piece, inner, spec.compile.level, target, name, record)
+                unit = found.rewritten(plain, name, box in general)
                 keys.append(unit.key)
                 units.setdefault(unit.key, unit)
             programs.append(Program(range=inner, step=step, binaries=tuple(keys)))

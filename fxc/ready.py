@@ -16,7 +16,7 @@ import msgspec
 
 from fxc import identity, machine, refs
 from fxc.cache import Artifact, Cache, Trust
-from fxc.errors import CacheMissError, RunError
+from fxc.errors import CacheMissError, RunError, UntrustedError
 from fxc.manifest import Input, Manifest, Weight
 from fxc.progress import Observer
 from fxc.ranks import number, ranks
@@ -55,6 +55,8 @@ class WarmResult(msgspec.Struct, frozen=True):
     """Memory of the GPU that they took."""
     not_captured: str
     """Why there are none, where model.yaml asks for some."""
+    verified: bool
+    """Whether the binaries were compared with eager on a device of their kind; `fxc verify --run` does so."""
     compilations: int
     """Processes that were started from the beginning of load to the end of the first steps. A program has no compiler;
     where an op that it calls compiles C++ or Triton at its first call, that starts one (g++, ptxas) or more."""
@@ -64,7 +66,7 @@ def warm(
     ref: str | Path, *, overrides: Iterable[str] = (), level: int | None = None, jobs: int | None = None,
     require_hit: bool = False, run: bool = True, rank: int | None = None, world_size: int | None = None,
     dp_rank: int | None = None, verify_key: Path | None = None, remote: str | None = None, wait: float = WAIT,
-    cache_dir: Path | None = None, observer: Observer | None = None,
+    require_verified: bool = False, cache_dir: Path | None = None, observer: Observer | None = None,
 ) -> WarmResult:  # fmt: skip
     """Look up (or build) what `ref` names, check the digests of this rank's files, load it, run one step per size and
     range, and on a GPU capture the CUDA graphs that model.yaml asks for, whose times and memory are noted in the cache.
@@ -75,11 +77,13 @@ def warm(
         run: False stops after loading.
         verify_key: a public key that it has to be signed with; what would be built here is not.
         remote: where to look for what is not in the cache; FXC_REMOTE by default.
+        require_verified: raise where the binaries have not been compared with eager on a device of their kind.
         wait: seconds to wait for another process of this machine that is building the same, before building it too.
 
     Raises:
         CacheMissError: not in the cache, and `require_hit` or no model.yaml to build from.
         DamagedError: a file does not have its digest.
+        UntrustedError: it is not verified, and `require_verified`.
         IncompatibleError: the artifact was built for another kind of machine.
     """
     clock = _Clock(observer or Observer())
@@ -97,6 +101,11 @@ def warm(
                 artifact = _build(ref, cache_dir, clock.observer, jobs=jobs, remote=remote, **options)
     with artifact.use(), clock.phase("verify"):
         artifact.verify(artifact.rank_dir(number(rank, "RANK") or 0, dp_rank or 0))
+    if require_verified and not artifact.manifest.verified:
+        raise UntrustedError(
+            f"artifact {artifact.manifest.hash} was built without a device of its kind and has not run on one",
+            f"on such a machine: fxc verify {artifact.manifest.hash[:12]} --run",
+        )
     # Imports torch, as a server has long done: seconds that count to the total only.
     from fxc.runtime import custom_ops, loader
 
@@ -120,7 +129,8 @@ def warm(
     return WarmResult(
         hash=artifact.manifest.hash, hit=not built, built=built, ready=True, sizes=artifact.manifest.sizes,
         seconds=clock.seconds(), graphs=dict(Counter(entry.mode for entry in captured)),
-        graph_bytes=sum(entry.bytes for entry in captured), not_captured=not_captured, compilations=len(processes),
+        graph_bytes=sum(entry.bytes for entry in captured), not_captured=not_captured,
+        verified=artifact.manifest.verified, compilations=len(processes),
     )  # fmt: skip
 
 

@@ -21,13 +21,10 @@ from fxc.manifest import Proof, Unproved
 from fxc.partition import Partition
 from fxc.prove import accepted, largest_error, tolerance
 from fxc.scalars import evaluate, is_scalar
-from fxc.shapes import Range, point_label
+from fxc.shapes import Range, point_label, small_point
 
 LIMIT = {"cpu": 512 << 20, "cuda": 16 << 30}
 """Bytes of weights, constants and inputs from which on a program is not run: making them up would take seconds."""
-
-SMALL = 6
-"""Points are made of values up to this, where the bounds allow: what is looked for does not depend on the size."""
 
 
 def rehearse(
@@ -50,6 +47,7 @@ def rehearse(
     text = stitch.stitch(parts, inputs, weights, "Pieces as functions.", functions)
     namespace: dict[str, Any] = {}
     exec(compile(text, "<stitched program>", "exec"), namespace)
+    namespace["DEVICE"] = torch.device(device)
     proof, unproved = [], []
     for name, part in parts.items():
         step = _Step(name, part, inputs, weights, namespace[name], namespace["PIECES"][name], device)
@@ -63,8 +61,7 @@ def rehearse(
 
 
 def _points(box: Range) -> list[dict[str, int]]:
-    low = box.low()
-    small = {name: min(max(SMALL - index, start), stop) for index, (name, start, stop) in enumerate(box.bounds)}
+    low, small = box.low(), small_point(box)
     return [low] if low == small else [low, small]
 
 

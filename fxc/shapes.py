@@ -165,3 +165,12 @@ def out_of_bounds(ranges: Sequence[Range], values: Mapping[str, int]) -> InputEr
             )
     shown = ", ".join(f"{name}={value}" for name, value in values.items())
     return InputError(f"no program serves {shown}", "build with ranges that cover it")
+
+
+SMALL = 6
+"""Of values up to this, where the bounds allow, `small_point` is made."""
+
+
+def small_point(box: Range) -> dict[str, int]:
+    """A point with small values, no two alike, for what does not depend on the size."""
+    return {name: min(max(SMALL - index, start), stop) for index, (name, start, stop) in enumerate(box.bounds)}

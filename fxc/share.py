@@ -17,6 +17,7 @@ from fxc.manifest import Manifest
 from fxc.progress import Observer
 from fxc.ranks import Ranks
 from fxc.spec import Spec
+from fxc.target import Target
 
 VARIABLE = "FXC_REMOTE"
 
@@ -39,9 +40,11 @@ class Shared(msgspec.Struct, frozen=True):
         url = url or os.environ.get(VARIABLE)
         return cls(Remote.open(url), cache, trust or Trust.of(os.environ), observer) if url else None
 
-    def find(self, spec: Spec, directory: Path, place: Ranks, *, compiler: bool = False) -> str | None:
+    def find(
+        self, spec: Spec, directory: Path, place: Ranks, *, compiler: bool = False, target: Target | None = None
+    ) -> str | None:
         """The hash for a spec whose sources are as they were, as `identity.find`."""
-        direct = identity.direct_key(spec, machine.probe(spec.device, compiler=False), place)
+        direct = identity.direct_key(spec, target or machine.probe(spec.device, compiler=False), place)
         return self.remote.lookup(direct, identity.comparer(directory, compiler))
 
     def pull(self, hash: str) -> tuple[Artifact, int]:
@@ -85,11 +88,13 @@ class Shared(msgspec.Struct, frozen=True):
         self.observer.phase_done("push", time.perf_counter() - start)
         return sent
 
-    def take_spec(self, spec: Spec, directory: Path, place: Ranks, *, compiler: bool = False) -> str | None:
+    def take_spec(
+        self, spec: Spec, directory: Path, place: Ranks, *, compiler: bool = False, target: Target | None = None
+    ) -> str | None:
         """Pull what a spec stands for, if it is there. A remote that fails is no reason to do nothing: the hash, or
         None and a note."""
         try:
-            hash = self.find(spec, directory, place, compiler=compiler)
+            hash = self.find(spec, directory, place, compiler=compiler, target=target)
             return None if hash is None else self.pull(hash)[0].manifest.hash
         except FxcError as error:
             self.observer.note(f"not from {self.remote.url}: {error.message}")

@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 
 from fxc import _torch_build as private
+from fxc._torch_virtual import on_device
 from fxc.errors import TraceError
 from fxc.random_inputs import example_inputs
 from fxc.shapes import Range, parse_size
@@ -67,7 +68,7 @@ def with_fake_weights(model: nn.Module, device: str) -> nn.Module:
                 parameters[name] = fake(parameter)  # type: ignore[assignment]
         for name, buffer in buffers.items():
             if buffer is not None:
-                buffers[name] = fake(buffer) if buffer.is_meta else buffer.to(device).contiguous()
+                buffers[name] = fake(buffer) if buffer.is_meta else on_device(buffer.contiguous(), device)
     return model
 
 
@@ -87,7 +88,8 @@ def capture(model: nn.Module, inputs: Mapping[str, InputSpec], box: Range, devic
     """
     widths = {size for parameter in model.parameters() for size in parameter.shape}
     sizes = hints(box, widths | {part for spec in inputs.values() for part in spec.shape if isinstance(part, int)})
-    example = example_inputs(inputs, sizes, device, torch.Generator().manual_seed(0))
+    drawn = example_inputs(inputs, sizes, "cpu", torch.Generator().manual_seed(0))
+    example = {name: on_device(tensor, device) for name, tensor in drawn.items()}
     dims = {name: torch.export.Dim(name, min=low, max=high) for name, low, high in box.bounds if low < high}
     _check_named(model, inputs)
     dynamic = {name: _dynamic(spec.shape, dims) for name, spec in inputs.items()}

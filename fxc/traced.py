@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from fxc import _torch_build as private
 from fxc._torch_build import OpOverload
+from fxc._torch_virtual import value as value_of
 from fxc.cache import key
 from fxc.errors import TraceError
 from fxc.graph_text import layout, source_line
@@ -148,7 +149,7 @@ def _roles(
         if spec.kind is kind.PARAMETER or (spec.kind is kind.BUFFER and spec.persistent):
             roles[name] = ("weight", first.get(target, target))
         elif spec.kind in (kind.BUFFER, kind.CONSTANT_TENSOR):
-            value = exported.constants[target].detach()
+            value = value_of(exported.constants[target]).detach()
             if not value.is_contiguous():
                 raise TraceError(f"the constant {target} has strides {value.stride()}", "make it .contiguous() first")
             known = target if spec.kind is kind.BUFFER else _content_name(value)

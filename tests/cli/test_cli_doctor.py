@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fxc.cli import checks
+from fxc.cli import checks, target_checks
 
 
 @pytest.fixture
@@ -103,3 +103,20 @@ def test_torch_out_of_range(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "TORCH", ((3, 0), (3, 1)))
     found = checks.torch()
     assert (found.ok, found.mend) == (False, "pip install 'torch>=3.0,<3.2'")
+
+
+def test_for_a_target(fxc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "every", lambda cache_dir: iter([]))
+    monkeypatch.setattr(target_checks.machine, "torch_version", lambda: ("2.13.0+cpu", ""))
+    monkeypatch.setattr(target_checks.cuda_sdk, "include_dirs", list)
+    monkeypatch.setattr(target_checks.importlib.util, "find_spec", lambda name: None)
+    told = fxc("doctor", "--target", "b200", "--json")
+    found = {check["name"]: (check["ok"], check["found"], check["mend"]) for check in told.json["checks"]}
+    assert list(found) == ["target", "torch for CUDA", "ptxas", "cuobjdump", "CUDA headers", "libcuda stub"]
+    assert found["target"] == (True, "NVIDIA B200, sm_100: no binary for it has run yet", "")
+    assert found["torch for CUDA"][:2] == (False, "2.13.0+cpu, without CUDA")
+    assert found["ptxas"] == (False, "Triton has none", "pip install triton")
+    assert found["CUDA headers"][:2] == (False, "no cuda.h, cuda_runtime_api.h, crt/host_defines.h")
+    assert not found["libcuda stub"][0]
+    assert told.code == 1
+    assert fxc("doctor", "--target", "b20").code == 2

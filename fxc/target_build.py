@@ -1,0 +1,130 @@
+"""A build for a GPU that is not here, in a child process: what torch is told there stays there.
+
+The child says what it is doing in JSON lines on its stdout, one for each call of an observer, and the last one is the
+result or the error.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fxc import errors
+from fxc.errors import BuildError, FxcError
+from fxc.progress import Observer
+from fxc.records import Record
+
+if TYPE_CHECKING:
+    from fxc.pipeline import BuildResult
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What the child is to build."""
+
+    record: Record
+    path: str
+    march: str | None
+    options: dict[str, Any]
+    """Keyword arguments of `pipeline.build_for`."""
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """An FxcError on its way to the parent."""
+
+    kind: str
+    message: str
+    hint: str
+    notes: tuple[str, ...] = ()
+
+    def error(self) -> FxcError:
+        cls: type[FxcError] = getattr(errors, self.kind, BuildError)
+        error = cls(self.message, self.hint)
+        for note in self.notes:
+            error.add_note(note)
+        return error
+
+
+class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of the child's output."""
+
+    call: str = ""
+    """Method of the observer."""
+    arguments: tuple[str | float | int, ...] = ()
+    result: msgspec.Raw = msgspec.Raw()
+    failure: Failure | None = None
+
+
+def build(record: Record, path: str, march: str | None, options: Mapping[str, Any], observer: Observer) -> BuildResult:
+    """`pipeline.build` for the record's GPU.
+
+    Raises:
+        FxcError: what the build raised.
+        BuildError: the child ended without a word.
+    """
+    from fxc.pipeline import BuildResult
+
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CUDA_VISIBLE_DEVICES": ""}
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ,
+        start_new_session=True,  # Ctrl-C reaches this process alone, which ends that one
+    )  # fmt: skip
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        child.stdin.write(msgspec.json.encode(Order(record, path, march, dict(options))))
+        child.stdin.close()
+        for text in child.stdout:
+            line = msgspec.json.decode(text, type=Line)
+            if line.failure is not None:
+                raise line.failure.error()
+            if line.result:
+                return msgspec.json.decode(line.result, type=BuildResult)
+            getattr(observer, line.call)(*line.arguments)
+        raise BuildError(f"the build for {record.name} ended unexpectedly with exit code {child.wait()}")
+    finally:
+        child.terminate()
+        child.wait()
+        child.stdout.close()
+
+
+class _Teller(Observer):
+    """An observer that writes lines."""
+
+    def __init__(self, out: int) -> None:
+        self._out = out
+
+    def write(self, line: Line) -> None:
+        os.write(self._out, msgspec.json.encode(line) + b"\n")
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in vars(Observer) and not name.startswith("_"):
+            return lambda *arguments: self.write(Line(name, arguments))
+        return super().__getattribute__(name)
+
+
+def _serve() -> None:
+    """Do what stdin says."""
+    from fxc import _worker, pipeline
+
+    _worker.die_with_parent()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # unwinds, and ends the workers
+    teller = _Teller(os.dup(1))
+    os.dup2(2, 1)  # what a model prints is no line
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    try:
+        result = pipeline.build_for(order.record, order.path, march=order.march, observer=teller, **order.options)
+        teller.write(Line(result=msgspec.Raw(msgspec.json.encode(result))))
+    except FxcError as error:
+        notes = tuple(getattr(error, "__notes__", ()))
+        teller.write(Line(failure=Failure(error.kind, error.message, error.hint, notes)))
+
+
+if __name__ == "__main__":
+    _serve()
+    os._exit(0)  # tearing down torch takes a second

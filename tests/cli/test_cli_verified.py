@@ -1,0 +1,84 @@
+"""An artifact whose binaries have not run on a device of their kind: what is said of it, and how that ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import fxc as library
+from fxc import verification
+from fxc.cache import Cache
+from fxc.errors import ProofError
+from fxc.progress import Observer
+
+MODEL = """from torch import nn
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.linear(x).relu()
+"""
+SPEC = """model: {target: ./small.py:Small}
+device: cpu
+inputs: {x: {shape: [n, 8], dtype: float32}}
+dims: {n: {min: 1, max: 32}}
+compile: {level: 1}
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A cache with one binary, as a build without the device would have left it."""
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "small.py").write_text(MODEL)
+    (folder / "model.yaml").write_text(SPEC)
+    hash = library.build(folder / "model.yaml", cache_dir=folder / "cache").hash
+    cache = Cache.open(folder / "cache")
+    artifact = cache.artifact(hash)
+    binaries = {key: msgspec.structs.replace(b, proof=()) for key, b in artifact.manifest.binaries.items()}
+    program = tuple(line for line in artifact.manifest.proof if line.piece == "step_0")
+    cache.amend(artifact, msgspec.structs.replace(artifact.manifest, verified=False, binaries=binaries, proof=program))
+    return folder / "cache", hash
+
+
+def test_before_and_after(fxc: Any, built: tuple[Path, str]) -> None:
+    cache, hash = built
+    place = ("--cache-dir", str(cache))
+    refused = fxc("warm", hash, "--require-verified", "--json", *place)
+    assert refused.code == 5
+    assert refused.json["error"]["kind"] == "UntrustedError"
+    assert refused.json["error"]["hint"] == f"on such a machine: fxc verify {hash[:12]} --run"
+    assert fxc("warm", hash, "--no-run", "--json", *place).json["verified"] is False
+    assert "not verified" in fxc("inspect", hash, *place).err
+    assert "has not run on a device of its kind" in fxc("verify", hash, *place).err
+
+    told = fxc("verify", hash, "--run", "--jobs", "1", "--json", *place)
+    assert told.json["artifacts"][0]["verified"], told.err
+    manifest = Cache.open(cache).artifact(hash).manifest
+    (binary,) = manifest.binaries.values()
+    assert {line.shape for line in binary.proof} == {"n=1", "n=2", "n=31", "n=32"}
+    assert set(binary.proof) < set(manifest.proof)
+    assert fxc("verify", hash, *place).code == 0
+    assert fxc("warm", hash, "--no-run", "--require-verified", "--json", *place).json["verified"] is True
+
+
+def test_a_binary_that_is_wrong(built: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is compared with what the artifact says was traced."""
+    cache, hash = built
+    artifact = Cache.open(cache).artifact(hash)
+    checked, texts = verification.read(artifact)
+    other = {name: text.replace("relu", "tanh") for name, text in texts.items()}
+    monkeypatch.setattr(verification, "read", lambda artifact: (checked, other))
+    with pytest.raises(ProofError, match=r"piece_0 n=1..32 of artifact \w+ does not equal eager: result 0 at n=1"):
+        verification.verify(artifact, Cache.open(cache), None, 1, Observer())
+
+
+def test_it_names_what_it_runs(fxc: Any, tmp_path: Path) -> None:
+    assert fxc("verify", "--run", "--cache-dir", str(tmp_path)).code == 2
