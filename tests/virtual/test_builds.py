@@ -15,7 +15,7 @@ import fxc
 from fxc import lower, records
 from fxc.cache import Cache
 from fxc.errors import FxcError, IncompatibleError
-from fxc.jobs import CompileJob
+from fxc.jobs import CompileJob, UserOps
 from fxc.manifest import Manifest
 from fxc.pool import Pool
 
@@ -88,7 +88,8 @@ def test_16_bit_atomics_are_used_where_the_device_has_them(
     goal = records.target(record)
     job = CompileJob(
         id=0, label="add", text=ADD_ROWS, dims={}, target=goal, options=lower.options(2, True, goal, clock=False),
-        ops=UserOps(), directory=str(tmp_path), scratch=str(Cache.open(cache).scratch("compiler")), fast=False, record=record,
+        ops=UserOps(), directory=str(tmp_path), scratch=str(Cache.open(cache).scratch("compiler")), fast=False,
+        record=record,
     )  # fmt: skip
     with Pool(1) as pool:
         pool.send(job)
