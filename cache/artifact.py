@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,10 +16,12 @@ from fxc.cache.files import io_errors
 from fxc.cache.layout import MANIFEST, SIGNATURE
 from fxc.cache.lock import Use
 from fxc.errors import CacheMissError, DamagedError, FxcError, IncompatibleError
-from fxc.manifest import FORMAT, File, Manifest, decode
+from fxc.manifest import FORMAT, File, Manifest, decode, decode_sealed
 
 MEND = "run `fxc build` again: it mends the artifact"
 T = TypeVar("T")
+_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
+"""What the system says where there is no such file, or can be none."""
 
 
 class Artifact(msgspec.Struct, frozen=True):
@@ -137,7 +140,9 @@ def reading(path: Path, absent: FxcError) -> Iterator[None]:
     with io_errors("read", path):
         try:
             yield
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                raise
             raise absent from None
 
 
@@ -168,10 +173,11 @@ class _Format(msgspec.Struct):
 
 
 def check_format(data: bytes, where: Path) -> None:
-    """Another version of fxc may have written other fields: say that, not that they are unknown."""
+    """Another version of fxc may have written other fields: say that, not that they are unknown. A number that was
+    altered is for `decode` to tell."""
     try:
-        found = msgspec.json.decode(data, type=_Format).format
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return  # for `decode` to describe
+        found = decode_sealed(data, _Format, str(where), MEND).format
+    except DamagedError:
+        return
     if found != FORMAT:
         raise IncompatibleError(f"{where} has format {found}, this fxc reads {FORMAT}", "build it with this version")

@@ -30,7 +30,7 @@ from fxc.cache.layout import MANIFEST, SIGNATURE
 from fxc.cache.listing import listed
 from fxc.cache.transfer import DamagedOnArrivalError, Patience, each, persistently
 from fxc.errors import CacheIOError, CacheMissError, DamagedError, FxcError, IncompatibleError, UsageError
-from fxc.manifest import FORMAT, File, Manifest, Source, decode, encode, seal, unseal
+from fxc.manifest import FORMAT, File, Manifest, Source, decode, decode_sealed, encode, seal
 
 CHUNK = 1 << 24
 """Bytes asked for in one request."""
@@ -119,8 +119,8 @@ class Remote(msgspec.Struct, frozen=True):
             where = f"index/{direct_key}/{name}"
             try:
                 data = self._try(functools.partial(self._read, where), f"read {where}")
-                entry = msgspec.json.decode(unseal(data, where), type=Entry)
-            except (FileNotFoundError, DamagedError, msgspec.DecodeError, UnicodeDecodeError):
+                entry = decode_sealed(data, Entry, where, "")
+            except (FileNotFoundError, DamagedError):
                 continue
             if all(digest_of(source) == source.digest for source in entry.sources):
                 return entry.hash

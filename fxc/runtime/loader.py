@@ -13,11 +13,14 @@ import torch
 from fxc import _torch_run, machine, refs
 from fxc.cache import Artifact, Trust
 from fxc.cache.artifact import MEND
+from fxc.cache.layout import MANIFEST
 from fxc.errors import CacheMissError, DamagedError, UsageError
-from fxc.manifest import Manifest
+from fxc.manifest import Manifest, one_line
 from fxc.manifest import Program as ProgramRecord
+from fxc.manifest_check import require_consistent
 from fxc.ranks import number
 from fxc.runtime import custom_ops
+from fxc.runtime.inputs import layout
 from fxc.runtime.program import Program
 from fxc.runtime.step import StepFactory
 from fxc.spec import load_spec
@@ -60,6 +63,7 @@ def load(
     artifact = refs.find(ref, cache_dir, rank=rank, world_size=world_size, dp_rank=dp_rank, use=True, trust=trust)
     use = artifact.use()
     manifest = artifact.manifest
+    require_consistent(manifest, str(artifact.path / MANIFEST), _is_dtype)
     folder = _rank_folder(artifact, rank or 0, world_size, dp_rank or 0)
     place = _device(device, manifest.target.device)
     machine.require_fit(manifest.target, machine.here(str(place)))
@@ -106,11 +110,18 @@ def _execute(artifact: Artifact, name: str, device: torch.device) -> dict[str, A
     """Run the stitched program's text: the bytes that were checked, never imported by name. It then makes its tensors
     on `device`, which need not be the current one."""
     namespace: dict[str, Any] = {"__name__": f"fxc_{artifact.manifest.hash}"}
-    exec(compile(artifact.read(name), str(artifact.path / name), "exec"), namespace)
+    try:
+        code = compile(artifact.read(name), str(artifact.path / name), "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise DamagedError(f"{artifact.path / name} is no program: {one_line(error)}", MEND) from None
+    exec(code, namespace)
     namespace["DEVICE"] = device
     names = tuple(entry.name for entry in (*artifact.manifest.weights, *artifact.manifest.constants))
-    if tuple(namespace["WEIGHTS"]) != names:
+    if tuple(namespace.get("WEIGHTS", ())) != names:
         raise DamagedError(f"{artifact.path / name} lists other weights than manifest.json", MEND)
+    for program in artifact.manifest.programs:
+        if program.step not in namespace or program.step not in namespace.get("PIECES", (program.step,)):
+            raise DamagedError(f"{artifact.path / name} has no step {program.step!r}", MEND)
     return namespace
 
 
@@ -158,7 +169,19 @@ def constants(artifact: Artifact, name: str, device: torch.device) -> list[torch
         return []
     from safetensors.torch import load as read_tensors
 
-    tensors = read_tensors(artifact.read(name))
-    if missing := [constant.name for constant in constants if constant.name not in tensors]:
-        raise DamagedError(f"{artifact.path / name} has no constant {missing[0]}", MEND)
+    try:
+        tensors = read_tensors(artifact.read(name))
+    except Exception as error:  # not all that it cannot read is a SafetensorError
+        raise DamagedError(f"{artifact.path / name} is damaged: {one_line(error)}", MEND) from None
+    for constant in constants:
+        found = tensors.get(constant.name)
+        came = "nothing" if found is None else layout(found.shape, found.dtype)
+        if came != (expected := layout(constant.shape, constant.dtype)):
+            raise DamagedError(
+                f"{artifact.path / name} has {came} for constant {constant.name!r}, expected {expected}", MEND
+            )
     return [tensors[constant.name].to(device) for constant in constants]
+
+
+def _is_dtype(name: str) -> bool:
+    return isinstance(getattr(torch, name, None), torch.dtype)
