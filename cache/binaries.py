@@ -10,7 +10,7 @@ import msgspec
 
 from fxc.cache import key as keys
 from fxc.cache.artifact import check_file, reading
-from fxc.cache.files import copy_file, install, io_errors, write_file
+from fxc.cache.files import again, copy_file, displace, install, io_errors, write_file
 from fxc.cache.layout import RECORD, Layout
 from fxc.cache.lock import lock, staging
 from fxc.errors import CacheIOError, CacheMissError, DamagedError
@@ -34,7 +34,7 @@ def load(layout: Layout, key: str) -> Record:
     """
     path = layout.binaries / key / RECORD
     with reading(path, CacheMissError(f"no binary {key} in {layout.binaries}", "run `fxc build` again")):
-        data = path.read_bytes()
+        data = again(path.read_bytes)
     record = decode_sealed(data, Record, str(path), "run `fxc build` again")
     library, names = record.files.get(f"{key}.so"), {f"{key}.so", f"{key}.json"}
     if library is None or library.sha256 != record.binary.sha256 or not record.files.keys() <= names:
@@ -52,7 +52,7 @@ def find(layout: Layout, bases: Sequence[Layout], key: str) -> Binary | None:
             found = _intact(layout, key)  # another process may have mended it meanwhile
             if found is None and place.exists():
                 with io_errors("remove", place):
-                    place.rename(stage / key)
+                    displace(place, stage / key)
     for base in bases:
         found = found or _intact(base, key)
     return found.binary if found else None

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import handmade
 import msgspec
 import torch
 
@@ -20,7 +21,6 @@ from fxc.errors import FxcError
 from fxc.manifest import Binary, Manifest, Source, decode
 from fxc.runtime import loader
 from tests.cache.conftest import LIBRARY, PIECE, make_binary
-from tests.runtime import handmade
 
 SOURCES = (Source(file="tiny.py", digest="1"), Source(file="helper.py", digest="2"))
 DIRECT = "d" * 32
