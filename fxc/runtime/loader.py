@@ -28,6 +28,8 @@ from fxc.spec import load_spec
 CODE = "transformed_code.py"
 CONSTANTS = "constants.safetensors"
 BINARIES = "inductor"
+REPLACED = 3
+"""How often a binary may be replaced while it is loaded."""
 
 
 def load(
@@ -126,16 +128,33 @@ def _execute(artifact: Artifact, name: str, device: torch.device) -> dict[str, A
 
 
 def _runners(artifact: Artifact, folder: str, device: torch.device) -> dict[str, _torch_run.Piece]:
-    """One runner per binary of this rank, each file read and checked once before it is mapped."""
-    listed = artifact.manifest.ranks[folder].files
-    runners: dict[str, _torch_run.Piece] = {}
-    for key in dict.fromkeys(key for program in artifact.manifest.programs for key in program.binaries):
-        library = f"{folder}/{BINARIES}/{key}.so"
-        for name in (library, library.removesuffix(".so") + ".json"):
-            if name in listed or name == library:
-                artifact.read(name)
-        runners[key] = _torch_run.runner(artifact.path / library, device)
-    return runners
+    """One runner per binary of this rank."""
+    keys = dict.fromkeys(key for program in artifact.manifest.programs for key in program.binaries)
+    return {key: _runner(artifact, f"{folder}/{BINARIES}/{key}.so", device) for key in keys}
+
+
+def _runner(artifact: Artifact, library: str, device: torch.device) -> _torch_run.Piece:
+    """Map a binary, each of its files read and checked before. The linker opens them again by their names, so it is
+    made sure that it has found the same ones: a build may have put others in their place."""
+    listed = artifact.manifest.ranks[library.partition("/")[0]].files
+    names = [library, *(name for name in (f"{library.removesuffix('.so')}.json",) if name in listed)]
+    for _ in range(REPLACED):
+        before = [_which(artifact.path / name) for name in names]
+        for name in names:
+            artifact.read(name)
+        runner = _torch_run.runner(artifact.path / library, device)
+        if [_which(artifact.path / name) for name in names] == before:
+            return runner
+    raise DamagedError(f"{artifact.path / library} is changed while it is loaded", "load it when nobody writes there")
+
+
+def _which(path: Path) -> tuple[int, ...]:
+    """Tells a file from another one of the same name, and from itself with other contents."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _factories(

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 
 from fxc.cache import Artifact, Cache, Trust
 from fxc.cache.trust import check, check_place
-from fxc.errors import DamagedError, UntrustedError, UsageError
+from fxc.errors import CacheMissError, DamagedError, UntrustedError, UsageError
 
 from .conftest import CODE, HASH, PIECE, make_manifest
 
@@ -324,3 +324,28 @@ def test_only_in_the_cache(cache: Cache, artifact: Artifact, keys: tuple[Path, P
     cache.publish(make_manifest(), "rank_1_0", {"more.py": CODE}, [], world_size=2)
     with pytest.raises(DamagedError, match="was replaced while it was checked"):
         cache.sign(artifact, keys[0])
+
+
+def test_replaced_by_something_unsigned(cache: Cache, artifact: Artifact, keys: tuple[Path, Path]) -> None:
+    """Between the check and the use: what is read then has to be signed as well."""
+    private, public = keys
+    checked = check(cache.sign(artifact, private), Trust(owner=False, keys=(public,)))
+    assert checked.read("rank_0_0/transformed_code.py") == CODE
+    cache.publish(checked.manifest, "rank_0_0", {"transformed_code.py": b"import evil"}, [])
+    with pytest.raises(UntrustedError, match="is not signed"):
+        checked.read("rank_0_0/transformed_code.py")
+    with pytest.raises(UntrustedError, match="is not signed"):
+        checked.verify()
+
+
+def test_removed_while_it_is_looked_at(
+    cache: Cache, artifact: Artifact, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    artifact.path.rename(tmp_path / "removed")
+    with pytest.raises(CacheMissError, match="is not an artifact"):
+        check(artifact, Trust())
+    (tmp_path / "removed").rename(artifact.path)
+    (artifact.path / "rank_0_0" / "transformed_code.py").unlink()
+    (artifact.path / "rank_0_0" / "transformed_code.py").symlink_to(artifact.path / "rank_0_0" / "nothing")
+    with pytest.raises(DamagedError, match="nothing is missing|transformed_code.py is missing"):
+        check(artifact, Trust())
