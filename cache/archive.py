@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ from typing import IO, Any
 from fxc.cache.artifact import Artifact, check_format, is_safe
 from fxc.cache.binaries import measure
 from fxc.cache.files import io_errors, link_file, make_dirs, write_chunks
-from fxc.cache.layout import MANIFEST, SIGNATURE
+from fxc.cache.layout import MANIFEST, SIGNATURE, is_hash
 from fxc.cache.listing import HINT, listed, parents
 from fxc.errors import DamagedError, FxcError, UsageError
 from fxc.manifest import File, Manifest, decode
@@ -147,7 +146,7 @@ def _manifest(tar: tarfile.TarFile, members: Mapping[str, tarfile.TarInfo], file
     where = f"{file}: {MANIFEST}"
     check_format(data, Path(where))
     manifest = decode(data, where)
-    if manifest.hash != top or not re.fullmatch(r"[0-9a-f]{4,64}", top):
+    if manifest.hash != top or not is_hash(top):
         raise DamagedError(f"{file} holds {top!r}, and its manifest is of {manifest.hash!r}", HINT)
     return manifest, data
 

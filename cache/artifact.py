@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-import os
+import errno
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from fxc.cache import key
-from fxc.cache.files import io_errors
+from fxc.cache.files import again, io_errors
 from fxc.cache.layout import MANIFEST, SIGNATURE
 from fxc.cache.lock import Use
-from fxc.errors import CacheMissError, DamagedError, FxcError, IncompatibleError
-from fxc.manifest import FORMAT, File, Manifest, decode
+from fxc.errors import CacheMissError, DamagedError, FxcError, IncompatibleError, UntrustedError
+from fxc.manifest import FORMAT, File, Manifest, decode, decode_sealed
 
 MEND = "run `fxc build` again: it mends the artifact"
+PAUSES = (0.0, 0.05, 0.2)
+"""Seconds before what is missing is looked for again: it may be about to be replaced where that takes two steps, or be
+on its way to this machine. What is altered is read again, too, but not waited for."""
 T = TypeVar("T")
+_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
+"""What the system says where there is no such file, or can be none."""
+
+
+class Checks(Protocol):
+    """What is asked of an artifact before it is used: `trust.Trust`."""
+
+    def check(self, artifact: Artifact) -> Artifact: ...
 
 
 class Artifact(msgspec.Struct, frozen=True):
@@ -30,6 +42,8 @@ class Artifact(msgspec.Struct, frozen=True):
     """Those of manifest.json."""
     signature: bytes = b""
     """Those of manifest.sig, if it is there."""
+    trust: Checks | None = None
+    """What it was checked by, as is what takes its place."""
 
     @classmethod
     def open(cls, path: Path) -> Artifact:
@@ -44,7 +58,7 @@ class Artifact(msgspec.Struct, frozen=True):
             f"{path} is not an artifact: it has no {MANIFEST}", "`fxc ls` lists what there is, `fxc build` makes it"
         )
         with reading(where, absent):
-            data = where.read_bytes()
+            data = again(where.read_bytes)
         check_format(data, where)
         manifest = decode(data, str(where))
         return cls(path, manifest, data, _signature(path / SIGNATURE))
@@ -94,21 +108,29 @@ class Artifact(msgspec.Struct, frozen=True):
         expected = rank.files.get(name) if rank else None
         if expected is None or not is_safe(name):
             raise DamagedError(f"{self.path / MANIFEST} lists no file {name}", MEND)
-        try:
-            return reader(self.path / name, expected)
-        except DamagedError as damage:
+        damage = _missing(self.path / name)
+        for pause in PAUSES:
+            try:
+                return reader(self.path / name, expected)
+            except DamagedError as error:
+                damage = error
+            if not (self.path / name).exists():
+                time.sleep(pause)
             try:
                 now = Artifact.open(self.path)
+                now = self.trust.check(now) if self.trust else now
+            except UntrustedError:
+                raise
             except FxcError:
-                raise damage from None
-        if now.manifest == self.manifest:
-            return reader(self.path / name, expected)  # once more: it may have been replaced twice
-        return now._intact(name, reader)
+                continue
+            if now.manifest != self.manifest:
+                return now._intact(name, reader)
+        raise damage
 
 
 def _signature(path: Path) -> bytes:
     with io_errors("read", path), suppress(FileNotFoundError):
-        return path.read_bytes()
+        return again(path.read_bytes)
     return b""
 
 
@@ -126,8 +148,8 @@ def check_file(path: Path, expected: File) -> None:
         DamagedError: missing or altered.
     """
     with reading(path, _missing(path)):
-        _check_size(path, expected, os.stat(path).st_size)
-        found = key.sha256_file(path)
+        _check_size(path, expected, again(path.stat).st_size)
+        found = again(lambda: key.sha256_file(path))
     _check_digest(path, expected, found)
 
 
@@ -137,14 +159,16 @@ def reading(path: Path, absent: FxcError) -> Iterator[None]:
     with io_errors("read", path):
         try:
             yield
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                raise
             raise absent from None
 
 
 def _checked_bytes(path: Path, expected: File) -> bytes:
     with reading(path, _missing(path)):
-        _check_size(path, expected, os.stat(path).st_size)
-        data = path.read_bytes()
+        _check_size(path, expected, again(path.stat).st_size)
+        data = again(path.read_bytes)
     _check_digest(path, expected, key.sha256(data))
     return data
 
@@ -168,10 +192,11 @@ class _Format(msgspec.Struct):
 
 
 def check_format(data: bytes, where: Path) -> None:
-    """Another version of fxc may have written other fields: say that, not that they are unknown."""
+    """Another version of fxc may have written other fields: say that, not that they are unknown. A number that was
+    altered is for `decode` to tell."""
     try:
-        found = msgspec.json.decode(data, type=_Format).format
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return  # for `decode` to describe
+        found = decode_sealed(data, _Format, str(where), MEND).format
+    except DamagedError:
+        return
     if found != FORMAT:
         raise IncompatibleError(f"{where} has format {found}, this fxc reads {FORMAT}", "build it with this version")

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 
 from fxc.cache import key as keys
-from fxc.cache.artifact import check_file, is_safe, reading
-from fxc.cache.files import copy_file, install, io_errors, link_file, replace, write_file
+from fxc.cache.artifact import check_file, reading
+from fxc.cache.files import again, copy_file, displace, install, io_errors, link_file, replace, write_file
 from fxc.cache.layout import RECORD, Layout
 from fxc.cache.lock import lock, staging
 from fxc.errors import CacheIOError, CacheMissError, DamagedError
-from fxc.manifest import Binary, File, seal, unseal
+from fxc.manifest import Binary, File, decode_sealed, seal
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,11 +34,12 @@ def load(layout: Layout, key: str) -> Record:
     """
     path = layout.binaries / key / RECORD
     with reading(path, CacheMissError(f"no binary {key} in {layout.binaries}", "run `fxc build` again")):
-        data = path.read_bytes()
-    try:
-        return msgspec.json.decode(unseal(data, str(path)), type=Record)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DamagedError(f"{path} is damaged: {error}", "run `fxc build` again") from None
+        data = again(path.read_bytes)
+    record = decode_sealed(data, Record, str(path), "run `fxc build` again")
+    library, names = record.files.get(f"{key}.so"), {f"{key}.so", f"{key}.json"}
+    if library is None or library.sha256 != record.binary.sha256 or not record.files.keys() <= names:
+        raise DamagedError(f"{path} is damaged: it is not of {key}.so", "run `fxc build` again")
+    return record
 
 
 def find(layout: Layout, bases: Sequence[Layout], key: str) -> Binary | None:
@@ -51,7 +52,7 @@ def find(layout: Layout, bases: Sequence[Layout], key: str) -> Binary | None:
             found = _intact(layout, key)  # another process may have mended it meanwhile
             if found is None and place.exists():
                 with io_errors("remove", place):
-                    place.rename(stage / key)
+                    displace(place, stage / key)
     for base in bases:
         found = found or _intact(base, key)
     return found.binary if found else None
@@ -132,8 +133,6 @@ def _intact(layout: Layout, key: str) -> Record | None:
     try:
         record = load(layout, key)
         for name, expected in record.files.items():
-            if not is_safe(name):
-                return None
             check_file(layout.binaries / key / name, expected)
     except (CacheMissError, DamagedError):
         return None

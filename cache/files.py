@@ -6,12 +6,15 @@ import ctypes
 import errno
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from fxc.errors import CacheIOError
+
+T = TypeVar("T")
 
 _HINTS = {
     errno.ENOSPC: "free some space there, or choose another place with --cache-dir or FXC_CACHE_DIR",
@@ -21,6 +24,10 @@ _HINTS = {
 _HINT = "check the directory's owner and mode, or choose another place with --cache-dir or FXC_CACHE_DIR"
 SYNCED = 16
 """Files that are written through at once."""
+_OCCUPIED = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
+RACES = 20
+"""How often others may come first where a directory is put in its place."""
+STALE = 3
 _NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
 
 
@@ -32,6 +39,24 @@ def io_errors(action: str, path: Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise CacheIOError(f"cannot {action} {path}: {reason}", _HINTS.get(error.errno or 0, _HINT)) from error
+
+
+def again(read: Callable[[], T]) -> T:
+    """`read`'s answer. It is asked again where a network file system says that what it knew of a file is stale: another
+    machine has put a new one there."""
+    for _ in range(STALE):
+        try:
+            return read()
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+    return read()
+
+
+def close(fd: int) -> None:
+    """Close what nothing was written through: that it fails, as on a file system that went away, loses nothing."""
+    with suppress(OSError):
+        os.close(fd)
 
 
 def make_dirs(path: Path) -> None:
@@ -96,23 +121,45 @@ def _sync(path: Path) -> None:
     try:
         os.fsync(fd)
     finally:
-        os.close(fd)
+        close(fd)
 
 
 def install(new: Path, place: Path) -> None:
-    """Put the staged directory `new` at `place` in one step. What was there is left in the staging directory."""
+    """Put the staged directory `new` at `place` in one step, as `replace`, through to the disk."""
     sync_all(Path(directory) for directory, _, _ in os.walk(new))
     replace(new, place)
     sync_dir(place.parent)
 
 
 def replace(new: Path, place: Path) -> None:
-    """The same for what is on the disk already; it is in its place when the caller has written the entry through."""
-    if not place.exists():
-        os.rename(new, place)
-    elif not _exchange(new, place):
-        os.rename(place, new.with_name(f"{new.name}.old"))
-        os.rename(new, place)
+    """The same for what is on the disk already; the caller writes its entry through. In two steps where the file system
+    cannot exchange directories. What was there is left in the staging directory. Others may do the same at once, as
+    where locks do not reach other machines: whoever comes last is there in the end, and always a whole one."""
+    for turn in range(RACES):
+        try:
+            os.rename(new, place)
+            break
+        except OSError as error:
+            if error.errno not in _OCCUPIED or turn == RACES - 1:
+                raise
+        if _exchange(new, place):
+            break
+        with suppress(FileNotFoundError):
+            displace(place, new.with_name(f"{new.name}.old{turn}"))
+
+
+def displace(place: Path, to: Path) -> None:
+    """Move a directory away, so that nobody sees half of it. Where it cannot be moved, as one in a lower layer of an
+    overlay, it is removed, its own files before its folders: one of them is what makes it count."""
+    try:
+        os.rename(place, to)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        for entry in list(os.scandir(place)):
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
+        shutil.rmtree(place)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -125,7 +172,7 @@ def _exchange(one: Path, other: Path) -> bool:
     if renameat2(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange) == 0:
         return True
     number = ctypes.get_errno()
-    if number in {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EXDEV}:
+    if number in {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EXDEV, errno.ENOENT}:
         return False
     raise OSError(number, os.strerror(number), str(other))
 

@@ -9,11 +9,11 @@ from itertools import chain
 import msgspec
 
 from fxc.cache.artifact import reading
-from fxc.cache.files import io_errors, sync_dir, write_file
-from fxc.cache.layout import MANIFEST, Layout
+from fxc.cache.files import again, io_errors, sync_dir, write_file
+from fxc.cache.layout import MANIFEST, Layout, is_hash
 from fxc.cache.lock import lock, staging
 from fxc.errors import CacheMissError, DamagedError
-from fxc.manifest import Source, seal, unseal
+from fxc.manifest import Source, decode_sealed, seal
 
 LIMIT = 16
 """Entries kept per direct key: states of the sources that one goes back and forth between."""
@@ -54,7 +54,7 @@ def hashes(layout: Layout, direct_key: str) -> list[str]:
 def has_artifact(layout: Layout, hash: str) -> bool:
     """Whether a manifest is there, readable or not."""
     with io_errors("read", layout.artifacts):
-        return (layout.artifacts / hash / MANIFEST).is_file()
+        return is_hash(hash) and again((layout.artifacts / hash / MANIFEST).is_file)
 
 
 def remember(layout: Layout, direct_key: str, hash: str, sources: Iterable[Source]) -> None:
@@ -75,7 +75,7 @@ def _load(layout: Layout, direct_key: str) -> Index:
     path = layout.index / f"{direct_key}.json"
     try:
         with reading(path, CacheMissError(f"no {path}")):
-            data = path.read_bytes()
-        return msgspec.json.decode(unseal(data, str(path)), type=Index)
-    except (CacheMissError, DamagedError, msgspec.DecodeError, UnicodeDecodeError):
+            data = again(path.read_bytes)
+        return decode_sealed(data, Index, str(path), "")
+    except (CacheMissError, DamagedError):
         return Index()

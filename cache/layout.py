@@ -78,6 +78,11 @@ def base_dirs(environ: Mapping[str, str]) -> list[Path]:
     return found
 
 
+def is_hash(name: str) -> bool:
+    """Whether an artifact may have that name: what a file says must not lead elsewhere."""
+    return re.fullmatch(r"[0-9a-f]{4,64}", name) is not None
+
+
 class Layout(msgspec.Struct, frozen=True):
     """Paths below one format's folder."""
 

@@ -3,25 +3,33 @@
 Both rest on flock, which the kernel lets go of when the last descriptor of a process is closed, however it ended.
 (A lock that rests on the existence of a file, which lock libraries fall back to, would outlive a killed process; and a
 process id says nothing in another container.)
+
+On a network file system a lock may not reach other machines, or there may be none at all. Locks save work and keep
+`prune` from what is used; that readers see nothing but whole artifacts rests on renames alone. So without locks all but
+`prune` goes on, and a staging directory of another machine counts as used for a day, whatever its lock says.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
 
-from fxc.cache.files import io_errors
+from fxc.cache.files import again, close, io_errors
 from fxc.cache.layout import Layout
 from fxc.errors import CacheIOError
 
 ALIVE = ".alive"
-
+DAY = 86400.0
+_REFUSED = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
+"""What flock says where there are no locks."""
 
 PULLING = "pulling"
 """Held while something is fetched into `incoming/`."""
@@ -85,25 +93,45 @@ def _held(layout: Layout, name: str, how: int) -> Iterator[bool]:
         yield fd is not None
     finally:
         if fd is not None:
-            os.close(fd)
+            close(fd)
+
+
+def locks_work(layout: Layout) -> bool:
+    """Whether the file system has locks at all."""
+    path = layout.lock("staging")
+    with io_errors("lock", path):
+        layout.prepare()
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno not in _REFUSED
+        finally:
+            close(fd)
+    return True
 
 
 def _flock(path: Path, flags: int, how: int) -> int | None:
-    """A descriptor through which the lock is held; None where it is not to be waited for. Tried again where `prune`
-    removed the file meanwhile: others would lock another one of that name."""
+    """A descriptor through which the lock is held, as far as there are locks; None where it is not to be waited for.
+    Tried again where `prune` removed the file meanwhile: others would lock another one of that name."""
     while True:
-        fd = os.open(path, flags, 0o600)
+        fd = again(lambda: os.open(path, flags, 0o600))
         try:
             fcntl.flock(fd, how)
-            if _is_at(fd, path):
+            if again(partial(_is_at, fd, path)):
                 return fd
         except BlockingIOError:
-            os.close(fd)
+            close(fd)
             return None
-        except BaseException:
-            os.close(fd)
+        except OSError as error:
+            if error.errno in _REFUSED:
+                return fd
+            close(fd)
             raise
-        os.close(fd)
+        except BaseException:
+            close(fd)
+            raise
+        close(fd)
 
 
 def _is_at(fd: int, path: Path) -> bool:
@@ -128,7 +156,7 @@ class Use:
     def close(self) -> None:
         fd, self._fd = self._fd, None
         if fd is not None:
-            os.close(fd)
+            close(fd)
 
     def __enter__(self) -> Use:
         return self
@@ -146,14 +174,22 @@ def staging(layout: Layout) -> Iterator[Path]:
     with lock(layout, "staging"), io_errors("write", layout.staging):
         for left in leftovers(layout):  # under the lock: sees no directory whose `.alive` is not held yet
             _remove(left, _alive(left))
-        path = Path(tempfile.mkdtemp(dir=layout.staging))
-        fd = os.open(_alive(path), os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        path = layout.staging / secrets.token_hex(8)
+        fd = os.open(_alive(path), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with _unless_refused():
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            os.write(fd, _kernel())
+            os.mkdir(path, 0o700)
+        except BaseException:
+            _remove(path, _alive(path))
+            close(fd)
+            raise
     try:
         yield path
     finally:
         _remove(path, _alive(path))
-        os.close(fd)
+        close(fd)
 
 
 def leftovers(layout: Layout) -> list[Path]:
@@ -171,11 +207,30 @@ def _is_dead(path: Path) -> bool:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        elsewhere = os.read(fd, 100) not in (b"", _kernel())
+        return not elsewhere or time.time() - os.fstat(fd).st_mtime > DAY
     except OSError:
         return False
     finally:
-        os.close(fd)
-    return True
+        close(fd)
+
+
+@cache
+def _kernel() -> bytes:
+    """Which one runs: the same in all containers of a machine, which share its locks; another one after a restart."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    except OSError:
+        return os.uname().nodename.encode()
+
+
+@contextmanager
+def _unless_refused() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
 
 
 def _alive(path: Path) -> Path:
@@ -185,7 +240,8 @@ def _alive(path: Path) -> Path:
 def _remove(path: Path, alive: Path) -> None:
     for pause in (0.0, 0.01, 0.1, 0.5):  # a compiler that was just killed may still end a write there
         time.sleep(pause)
-        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            shutil.rmtree(path, ignore_errors=True)
         if not path.exists():
             break
     with suppress(OSError):

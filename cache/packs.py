@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from fxc.errors import DamagedError
-from fxc.manifest import File, seal, unseal
+from fxc.manifest import File, decode_sealed, seal
 
 PACK = 1 << 23
 """Bytes of a pack, and of what is asked for in one request: several travel at once, and what has come when a connection
@@ -89,7 +88,4 @@ def decode(data: bytes, name: str) -> dict[str, Place]:
     Raises:
         DamagedError: it is not that.
     """
-    try:
-        return msgspec.json.decode(unseal(data, name), type=dict[str, Place])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DamagedError(f"{name} is damaged: {error}", "push the artifact again with --force") from None
+    return decode_sealed(data, dict[str, Place], name, "push the artifact again with --force")

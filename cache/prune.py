@@ -19,12 +19,12 @@ import msgspec
 from fxc.cache import index
 from fxc.cache.artifact import Artifact
 from fxc.cache.choice import Choice, Entry, Removal, Rules, choose
-from fxc.cache.files import io_errors
+from fxc.cache.files import again, displace, io_errors
 from fxc.cache.layout import MANIFEST, Layout, prune_formats
-from fxc.cache.lock import BUILDING, PULLING, leftovers, lock, staging, try_lock, use_of
+from fxc.cache.lock import BUILDING, PULLING, leftovers, lock, locks_work, staging, try_lock, use_of
 from fxc.cache.publish import sweep
 from fxc.capture_plan import beside
-from fxc.errors import FxcError
+from fxc.errors import CacheIOError, FxcError
 from fxc.manifest import Manifest
 
 OWN_LOCKS = frozenset({"artifacts", "binaries", "index", "staging", BUILDING, PULLING})
@@ -52,6 +52,11 @@ def prune(layout: Layout, bases: Sequence[Layout], rules: Rules, dry_run: bool) 
     of dead processes, unused locks and older formats."""
     if not layout.root.is_dir():
         return Pruned((), (), 0, False, 0, 0, dry_run)
+    if not locks_work(layout):
+        raise CacheIOError(
+            f"{layout.root} cannot be pruned: its file system has no locks, so what is in use cannot be told",
+            "prune it on the machine that the file system belongs to, or remove the directory when nobody uses it",
+        )
     choice = choose(_entries(layout), rules, time.time())
     left = _leftovers(layout)
     if dry_run:
@@ -113,10 +118,11 @@ def _manifest(path: Path) -> Manifest | None:
 
 
 def _names(directory: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(directory))
-    except FileNotFoundError:
-        return []
+    with io_errors("read", directory):
+        try:
+            return sorted(again(lambda: os.listdir(directory)))
+        except FileNotFoundError:
+            return []
 
 
 def _leftovers(layout: Layout) -> int:
@@ -152,7 +158,7 @@ def _remove_artifact(layout: Layout, removal: Removal, stage: Path) -> bool:
             try:
                 if (place / MANIFEST).stat().st_mtime > removal.last_used:
                     return False
-                os.rename(place, stage / removal.hash)
+                displace(place, stage / removal.hash)
                 beside(place).unlink(missing_ok=True)
             except FileNotFoundError:  # another one has pruned it
                 return True
@@ -168,7 +174,7 @@ def _remove_binaries(layout: Layout, stage: Path) -> int | None:
         with lock(layout, "binaries"), io_errors("remove", layout.binaries):
             orphans = [*_orphans(layout, frozenset())]
             for key in orphans:
-                os.rename(layout.binaries / key, stage / f"binary.{key}")
+                displace(layout.binaries / key, stage / f"binary.{key}")
     return len(orphans)
 
 

@@ -14,7 +14,7 @@ import msgspec
 from fxc.cache import binaries as store
 from fxc.cache import signing
 from fxc.cache.artifact import MEND, Artifact, is_safe
-from fxc.cache.files import copy_file, install, io_errors, link_file, make_dirs, sync_dir, write_file
+from fxc.cache.files import copy_file, displace, install, io_errors, link_file, make_dirs, sync_dir, write_file
 from fxc.cache.layout import INDUCTOR, MANIFEST, SIGNATURE, Layout
 from fxc.cache.listing import listed
 from fxc.cache.lock import lock, share, staging, use_of
@@ -170,4 +170,4 @@ def sweep(artifacts: Path, stage: Path) -> None:
     for path in artifacts.iterdir():
         if not (path / MANIFEST).exists() and time.time() - path.stat().st_mtime > 3600:
             with suppress(OSError, FxcError):
-                os.rename(path, stage / f"{path.name}.swept")
+                displace(path, stage / f"{path.name}.swept")

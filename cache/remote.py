@@ -32,7 +32,7 @@ from fxc.cache.layout import MANIFEST, SIGNATURE
 from fxc.cache.objects import Objects
 from fxc.cache.transfer import Beat, DamagedOnArrivalError, each
 from fxc.errors import CacheMissError, DamagedError, FxcError, IncompatibleError
-from fxc.manifest import File, Manifest, Source, decode, encode, seal, unseal
+from fxc.manifest import File, Manifest, Source, decode, decode_sealed, encode, seal
 
 MERGES = 3
 """How often a manifest is written again because another rank's came in between."""
@@ -95,9 +95,8 @@ class Remote(Objects, frozen=True):
         for name in self.names(f"index/{direct_key}"):
             where = f"index/{direct_key}/{name}"
             try:
-                data = self.read(where)
-                entry = msgspec.json.decode(unseal(data, where), type=Entry)
-            except (FileNotFoundError, DamagedError, msgspec.DecodeError, UnicodeDecodeError):
+                entry = decode_sealed(self.read(where), Entry, where, "")
+            except (FileNotFoundError, DamagedError):
                 continue
             if all(digest_of(source) == source.digest for source in entry.sources):
                 return entry.hash

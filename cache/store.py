@@ -17,7 +17,7 @@ from fxc.cache import binaries as _binaries
 from fxc.cache.artifact import Artifact
 from fxc.cache.choice import Rules
 from fxc.cache.contents import Progress
-from fxc.cache.files import io_errors, make_dirs
+from fxc.cache.files import again, io_errors, make_dirs
 from fxc.cache.layout import MANIFEST, Layout, base_dirs, cache_dir
 from fxc.cache.lock import BUILDING, Use, lock, share, staging, try_lock, turn
 from fxc.cache.prune import Pruned
@@ -28,6 +28,8 @@ from fxc.manifest import FORMAT, Binary, Factor, File, Manifest, Source
 
 SHORTEST = 4
 """Hex digits that a shortened hash needs."""
+DIGITS = 32
+"""Of a whole one, which is looked for by its name: a listing of many is slow, and may lag behind over a network."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -92,7 +94,8 @@ class Cache(msgspec.Struct, frozen=True):
             raise UsageError(f"{prefix!r} is not a hash: expected hexadecimal digits", "`fxc ls` lists the hashes")
         if len(prefix) < SHORTEST:
             raise UsageError(f"{prefix!r} is too short: expected at least {SHORTEST} digits of the hash")
-        found = self._hashes(prefix)
+        whole = len(prefix) == DIGITS and any(index.has_artifact(layout, prefix) for layout in self.layouts)
+        found = [prefix] if whole else self._hashes(prefix)
         if not found:
             places = ", ".join(str(layout.root) for layout in self.layouts)
             raise CacheMissError(f"no artifact {prefix} in {places}", "`fxc ls` lists what there is")
@@ -315,8 +318,8 @@ def _open(layout: Layout, hash: str) -> Artifact:
 def _names(layout: Layout, prefix: str) -> list[str]:
     with io_errors("read", layout.artifacts):
         try:
-            names = [name for name in os.listdir(layout.artifacts) if name.startswith(prefix)]
-            return [name for name in names if (layout.artifacts / name / MANIFEST).is_file()]
+            names = [name for name in again(lambda: os.listdir(layout.artifacts)) if name.startswith(prefix)]
+            return [name for name in names if again((layout.artifacts / name / MANIFEST).is_file)]
         except FileNotFoundError:
             return []
 

@@ -10,20 +10,23 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from fxc.cache import signing
-from fxc.cache.artifact import Artifact
+from fxc.cache.artifact import MEND, Artifact
 from fxc.cache.files import io_errors
 from fxc.cache.layout import INDUCTOR, MANIFEST, SIGNATURE, Layout
 from fxc.cache.listing import listed, parents
 from fxc.convert import suggest
-from fxc.errors import FxcError, UntrustedError, UsageError
+from fxc.errors import DamagedError, FxcError, UntrustedError, UsageError
 
 WORDS = ("owner", "signed", "any")
 ANY = "where nobody else can reach that, FXC_TRUST=any takes it as it is"
+REPLACED = 10
+"""How often an artifact may be replaced while it is looked at."""
 LINKS = 40
 """Symbolic links on the way to an artifact; the kernel allows as many."""
 
@@ -54,6 +57,10 @@ class Trust(msgspec.Struct, frozen=True):
             )
         return cls(owner=word != "any", keys=keys if verify_key or word == "signed" else ())
 
+    def check(self, artifact: Artifact) -> Artifact:
+        """As `check`."""
+        return check(artifact, self)
+
     @classmethod
     def unsigned(cls, environ: Mapping[str, str]) -> Trust:
         """The same without signatures: for what is about to be signed, or built again if it is not good."""
@@ -66,22 +73,29 @@ def check(artifact: Artifact, trust: Trust) -> Artifact:
     Raises:
         UntrustedError: others could have written it, it holds what its manifest does not list, or it is not signed.
         DamagedError: its manifest lists what cannot be.
+        CacheMissError: it was removed meanwhile.
     """
     if trust.owner:
         check_place(artifact.path)
-    try:
-        _check_tree(artifact, trust)
-        if trust.keys:
-            signing.verify(artifact.data, artifact.signature, trust.keys, artifact.path)
-        return artifact
-    except UntrustedError as error:
+    missing = os.fspath(artifact.path)
+    for _ in range(REPLACED):
         try:
+            _check_tree(artifact, trust)
+            if trust.keys:
+                signing.verify(artifact.data, artifact.signature, trust.keys, artifact.path)
+            return msgspec.structs.replace(artifact, trust=trust)
+        except UntrustedError as error:
+            try:
+                now = Artifact.open(artifact.path)
+            except FxcError:
+                raise error from None
+            if (now.data, now.signature) == (artifact.data, artifact.signature):
+                raise
+        except _GoneError as error:
+            missing = str(error)
             now = Artifact.open(artifact.path)
-        except FxcError:
-            raise error from None
-        if (now.data, now.signature) == (artifact.data, artifact.signature):
-            raise
-    return check(now, trust)
+        artifact = now
+    raise DamagedError(f"{missing} is missing", MEND)
 
 
 def check_cache(layout: Layout, trust: Trust) -> None:
@@ -150,7 +164,7 @@ def _check_tree(artifact: Artifact, trust: Trust) -> None:
     ranks = artifact.manifest.ranks
     folders = {*ranks, *(f"{rank}/{INDUCTOR}" for rank in ranks), *(above for name in files for above in parents(name))}
     inside = os.path.realpath(artifact.path)
-    with io_errors("read", artifact.path):
+    with io_errors("read", artifact.path), _gone():
         for name, status in _walk(artifact.path):
             path = artifact.path / name
             if stat.S_ISLNK(status.st_mode):
@@ -165,6 +179,18 @@ def _check_tree(artifact: Artifact, trust: Trust) -> None:
             if trust.owner:
                 _check_owner(path, status)
                 _check_mode(path, status)
+
+
+class _GoneError(Exception):
+    """What was listed is not there when it is looked at."""
+
+
+@contextmanager
+def _gone() -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise _GoneError(error.filename) from None
 
 
 def _walk(top: Path) -> Iterator[tuple[str, os.stat_result]]:

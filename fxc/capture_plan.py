@@ -11,7 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from fxc.manifest import FORMAT
+from fxc.errors import DamagedError
+from fxc.manifest import FORMAT, decode_sealed, seal
 from fxc.shapes import point_label
 
 Mode = Literal["full", "piecewise"]
@@ -52,8 +53,8 @@ def beside(artifact: Path) -> Path:
 def read(file: Path) -> CapturePlan | None:
     """None where there is none, or none that can be read."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=CapturePlan)
-    except (OSError, msgspec.DecodeError):
+        return decode_sealed(file.read_bytes(), CapturePlan, str(file), "")
+    except (OSError, DamagedError):
         return None
 
 
@@ -62,13 +63,13 @@ def note(file: Path, device: str, torch: str, recorded: Iterable[Recorded]) -> N
     old = read(file)
     kept = old.graphs if old and (old.device, old.torch) == (device, torch) else ()
     graphs = {(graph.mode, tuple(graph.size.items())): graph for graph in (*kept, *recorded)}
-    text = msgspec.json.format(msgspec.json.encode(CapturePlan(device, torch, tuple(graphs.values()))), indent=1)
+    data = seal(msgspec.json.encode(CapturePlan(device, torch, tuple(graphs.values()))))
     with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{file.name}", dir=file.parent)
         try:
             with os.fdopen(handle, "wb") as stream:
-                stream.write(text + b"\n")
+                stream.write(data)
             Path(name).replace(file)
         except OSError:
             Path(name).unlink(missing_ok=True)

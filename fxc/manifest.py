@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -12,6 +12,8 @@ from fxc.errors import DamagedError
 from fxc.shapes import Range
 from fxc.spec import Spec
 from fxc.target import Target
+
+T = TypeVar("T")
 
 FORMAT = 1
 """Version of the artifact format. A change is a new folder in the cache, `v<FORMAT>`."""
@@ -301,10 +303,26 @@ def decode(data: bytes, where: str) -> Manifest:
     Raises:
         DamagedError: not a manifest of this format, or altered.
     """
+    return decode_sealed(data, Manifest, where, "run `fxc build` again: it mends the artifact")
+
+
+def decode_sealed(data: bytes, kind: type[T], where: str, hint: str) -> T:
+    """What `seal` was given, as a `kind`; `where` is named in the error.
+
+    Raises:
+        DamagedError: altered, or another kind of thing.
+    """
     try:
-        return msgspec.json.decode(unseal(data, where), type=Manifest)
+        return msgspec.json.decode(unseal(data, where), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DamagedError(f"{where} is damaged: {error}", "run `fxc build` again: it mends the artifact") from None
+        raise DamagedError(f"{where} is damaged: {one_line(error)}", hint) from None
+    except RecursionError:
+        raise DamagedError(f"{where} is damaged: it is nested too deeply", hint) from None
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line: it may quote a name with line breaks."""
+    return " ".join(str(error).split())
 
 
 def seal(data: bytes) -> bytes:

@@ -194,7 +194,7 @@ def _turn(
     spec = load_spec(Path(ref), options["overrides"], options["level"])
     place = ranks(options["rank"], options["world_size"], options["dp_rank"])
     direct = identity.direct_key(spec, machine.probe(spec.device, compiler=False), place)
-    words = f"another process is building {ref}: waiting for it, {wait:.0f} s at most"
+    words = f"another process is building {ref}: waiting for it, {wait:g} s at most"
     return Cache.open(cache_dir).turn(f"warm.{direct}", wait, lambda: observer.note(words))
 
 

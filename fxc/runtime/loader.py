@@ -13,11 +13,14 @@ import torch
 from fxc import _torch_run, machine, refs
 from fxc.cache import Artifact, Trust
 from fxc.cache.artifact import MEND
+from fxc.cache.layout import MANIFEST
 from fxc.errors import CacheMissError, DamagedError, UsageError
-from fxc.manifest import Manifest
+from fxc.manifest import Manifest, one_line
 from fxc.manifest import Program as ProgramRecord
+from fxc.manifest_check import require_consistent
 from fxc.ranks import number
 from fxc.runtime import custom_ops
+from fxc.runtime.inputs import layout
 from fxc.runtime.program import Program
 from fxc.runtime.step import StepFactory
 from fxc.spec import load_spec
@@ -25,6 +28,8 @@ from fxc.spec import load_spec
 CODE = "transformed_code.py"
 CONSTANTS = "constants.safetensors"
 BINARIES = "inductor"
+REPLACED = 3
+"""How often a binary may be replaced while it is loaded."""
 
 
 def load(
@@ -60,6 +65,7 @@ def load(
     artifact = refs.find(ref, cache_dir, rank=rank, world_size=world_size, dp_rank=dp_rank, use=True, trust=trust)
     use = artifact.use()
     manifest = artifact.manifest
+    require_consistent(manifest, str(artifact.path / MANIFEST), _is_dtype)
     folder = _rank_folder(artifact, rank or 0, world_size, dp_rank or 0)
     place = _device(device, manifest.target.device)
     machine.require_fit(manifest.target, machine.here(str(place)), machine.needs_of(manifest), machine.libraries())
@@ -106,25 +112,49 @@ def _execute(artifact: Artifact, name: str, device: torch.device) -> dict[str, A
     """Run the stitched program's text: the bytes that were checked, never imported by name. It then makes its tensors
     on `device`, which need not be the current one."""
     namespace: dict[str, Any] = {"__name__": f"fxc_{artifact.manifest.hash}"}
-    exec(compile(artifact.read(name), str(artifact.path / name), "exec"), namespace)
+    try:
+        code = compile(artifact.read(name), str(artifact.path / name), "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise DamagedError(f"{artifact.path / name} is no program: {one_line(error)}", MEND) from None
+    exec(code, namespace)
     namespace["DEVICE"] = device
     names = tuple(entry.name for entry in (*artifact.manifest.weights, *artifact.manifest.constants))
-    if tuple(namespace["WEIGHTS"]) != names:
+    if tuple(namespace.get("WEIGHTS", ())) != names:
         raise DamagedError(f"{artifact.path / name} lists other weights than manifest.json", MEND)
+    for program in artifact.manifest.programs:
+        if program.step not in namespace or program.step not in namespace.get("PIECES", (program.step,)):
+            raise DamagedError(f"{artifact.path / name} has no step {program.step!r}", MEND)
     return namespace
 
 
 def _runners(artifact: Artifact, folder: str, device: torch.device) -> dict[str, _torch_run.Piece]:
-    """One runner per binary of this rank, each file read and checked once before it is mapped."""
-    listed = artifact.manifest.ranks[folder].files
-    runners: dict[str, _torch_run.Piece] = {}
-    for key in dict.fromkeys(key for program in artifact.manifest.programs for key in program.binaries):
-        library = f"{folder}/{BINARIES}/{key}.so"
-        for name in (library, library.removesuffix(".so") + ".json"):
-            if name in listed or name == library:
-                artifact.read(name)
-        runners[key] = _torch_run.runner(artifact.path / library, device)
-    return runners
+    """One runner per binary of this rank."""
+    keys = dict.fromkeys(key for program in artifact.manifest.programs for key in program.binaries)
+    return {key: _runner(artifact, f"{folder}/{BINARIES}/{key}.so", device) for key in keys}
+
+
+def _runner(artifact: Artifact, library: str, device: torch.device) -> _torch_run.Piece:
+    """Map a binary, each of its files read and checked before. The linker opens them again by their names, so it is
+    made sure that it has found the same ones: a build may have put others in their place."""
+    listed = artifact.manifest.ranks[library.partition("/")[0]].files
+    names = [library, *(name for name in (f"{library.removesuffix('.so')}.json",) if name in listed)]
+    for _ in range(REPLACED):
+        before = [_which(artifact.path / name) for name in names]
+        for name in names:
+            artifact.read(name)
+        runner = _torch_run.runner(artifact.path / library, device)
+        if [_which(artifact.path / name) for name in names] == before:
+            return runner
+    raise DamagedError(f"{artifact.path / library} is changed while it is loaded", "load it when nobody writes there")
+
+
+def _which(path: Path) -> tuple[int, ...]:
+    """Tells a file from another one of the same name, and from itself with other contents."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _factories(
@@ -158,7 +188,19 @@ def constants(artifact: Artifact, name: str, device: torch.device) -> list[torch
         return []
     from safetensors.torch import load as read_tensors
 
-    tensors = read_tensors(artifact.read(name))
-    if missing := [constant.name for constant in constants if constant.name not in tensors]:
-        raise DamagedError(f"{artifact.path / name} has no constant {missing[0]}", MEND)
+    try:
+        tensors = read_tensors(artifact.read(name))
+    except Exception as error:  # not all that it cannot read is a SafetensorError
+        raise DamagedError(f"{artifact.path / name} is damaged: {one_line(error)}", MEND) from None
+    for constant in constants:
+        found = tensors.get(constant.name)
+        came = "nothing" if found is None else layout(found.shape, found.dtype)
+        if came != (expected := layout(constant.shape, constant.dtype)):
+            raise DamagedError(
+                f"{artifact.path / name} has {came} for constant {constant.name!r}, expected {expected}", MEND
+            )
     return [tensors[constant.name].to(device) for constant in constants]
+
+
+def _is_dtype(name: str) -> bool:
+    return isinstance(getattr(torch, name, None), torch.dtype)

@@ -12,7 +12,7 @@ import pytest
 
 from fxc.cache import Artifact, Cache
 from fxc.errors import CacheIOError, CacheMissError, DamagedError, IncompatibleError
-from fxc.manifest import Manifest, Rank
+from fxc.manifest import Manifest, Rank, seal
 
 from .conftest import CODE, HASH, LIBRARY, PIECE
 from .test_binaries import hurt
@@ -87,8 +87,11 @@ def test_not_an_artifact(cache: Cache, artifact: Artifact, tmp_path: Path) -> No
 
 def test_another_format(artifact: Artifact) -> None:
     path = artifact.path / "manifest.json"
-    path.write_text(json.dumps({"format": 2, "novelty": 1}))
+    path.write_bytes(seal(json.dumps({"format": 2, "novelty": 1}).encode()))
     with pytest.raises(IncompatibleError, match=r"manifest\.json has format 2, this fxc reads 1"):
+        Artifact.open(artifact.path)
+    path.write_bytes(artifact.data.replace(b'"format": 1', b'"format": 3'))
+    with pytest.raises(DamagedError, match="it is not the text that was written"):
         Artifact.open(artifact.path)
 
 

@@ -75,7 +75,7 @@ def test_a_killed_process_holds_nothing(cache: Cache) -> None:
         assert not taken.wait(0.2)
     finally:
         kill(child)
-    assert taken.wait(5)
+    assert taken.wait(60)
     waiter.join()
 
 
@@ -146,7 +146,7 @@ def test_turns(cache: Cache) -> None:
         start = time.monotonic()
         with cache.turn("x", 0.3, waiting) as again:
             assert (again, told) == (True, [1])
-        assert 0.3 <= time.monotonic() - start < 3
+        assert 0.3 <= time.monotonic() - start < 30
     child, _ = hold(cache, "lock", "x")
     threading.Timer(0.3, child.kill).start()
     with cache.turn("x", 30, waiting) as waited, cache.try_lock("x") as free:

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import random
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +22,6 @@ from .test_lock import hold, kill
 
 OLD, NEW, BAD = "0a" * 16, "0b" * 16, "0c" * 16
 ALL = Rules(keep_latest=0)
-ROOT = Path(__file__).parents[2]
 
 
 def add(cache: Cache, hash: str, used: float, *, data: bytes = LIBRARY) -> str:
@@ -222,86 +217,6 @@ def test_binaries_stay_while_a_build_runs(filled: Cache, store: Callable[..., st
         assert filled.binary(orphan) is not None
     pruned = filled.prune(Rules())
     assert (pruned.building, pruned.binaries) == (False, 1)
-
-
-WORKER = """
-import os, random, sys
-from pathlib import Path
-from fxc.cache import Cache, Rules, key
-from fxc.errors import CacheMissError
-from tests.cache.test_prune import add
-cache, kind, count = Cache.open(Path(sys.argv[1])), sys.argv[2], int(sys.argv[3])
-chance = random.Random(sys.argv[4])
-names = [key.digest(str(index)) for index in range(4)]
-done = 0
-for _ in range(count):
-    hash = chance.choice(names)
-    if kind == "build":
-        with cache.building():
-            add(cache, hash, 1000.0 + chance.random(), data=hash.encode() * 500)
-    elif kind == "prune":
-        cache.prune(Rules(keep_latest=chance.randrange(3)))
-    else:
-        try:
-            artifact = cache.artifact(hash)
-            with artifact.use():
-                assert artifact.verify() == 2
-                done += 1
-        except CacheMissError:
-            pass
-print(done)
-"""
-
-
-def worker(cache: Cache, kind: str, count: int, seed: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", WORKER, str(cache.root.parent), kind, str(count), str(seed)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def race(cache: Cache, rounds: int, seed: int) -> int:
-    """Builders, loaders and pruners at once; how often something was loaded whole."""
-    kinds = ["build", "build", "load", "load", "prune"]
-    children = [worker(cache, kind, rounds * (20 if kind == "load" else 1), seed + i) for i, kind in enumerate(kinds)]
-    told = [child.communicate() for child in children]
-    assert [child.returncode for child in children] == [0] * len(children), [errors for _, errors in told]
-    return sum(int(out) for out, _ in told)
-
-
-def test_pruned_while_others_build_and_load(cache: Cache) -> None:
-    assert race(cache, 25, seed=0) > 10
-    for summary in cache.list():
-        assert cache.artifact(summary.hash).verify() == 2
-    assert names(cache.root / "staging") == []
-    cache.prune(ALL)
-    assert hashes(cache) == names(cache.root / "binaries") == names(cache.root / "artifacts") == []
-    assert not [name for name in names(cache.root / "locks") if name.startswith("use.")]
-
-
-@pytest.mark.skipif(not os.environ.get("FXC_TORTURE"), reason="scripts/torture")
-def test_torture_with_kills(cache: Cache) -> None:
-    """SIGKILL to all at random moments: what is left is whole, what was in use is left, and nothing lies in staging."""
-    chance = random.Random(os.environ["FXC_TORTURE"])
-    for turn in range(200):
-        kinds = ["build", "build", "prune", "load", "load", "load", "load"]
-        children = [worker(cache, kind, 100000, turn * 10 + i) for i, kind in enumerate(kinds)]
-        time.sleep(1.5)
-        uses = {}
-        for summary in cache.list():
-            with suppress(CacheMissError):
-                uses[summary.hash] = cache.artifact(summary.hash).use()
-        for child in chance.sample(children, len(children)):
-            time.sleep(chance.uniform(0, 0.05))
-            child.kill()
-        for child in children:
-            _, errors = child.communicate()
-            assert not errors, errors
-        cache.prune(Rules(keep_latest=0))
-        assert set(uses) <= set(hashes(cache))
-        for hash in hashes(cache):
-            assert cache.artifact(hash).verify() == 2
-        for use in uses.values():
-            use.close()
-        assert names(cache.root / "staging") == []
 
 
 def test_many(cache: Cache) -> None:

@@ -16,6 +16,7 @@ import pytest
 from fxc.cache import Artifact, Cache, Remote, Rules, Trust, contents, packs
 from fxc.cache.index import Entry
 from fxc.cache.transfer import Patience
+from fxc.cache.trust import check
 from fxc.errors import CacheIOError, CacheMissError, DamagedError, IncompatibleError, UntrustedError, UsageError
 from fxc.manifest import Source, encode
 
@@ -177,7 +178,7 @@ def test_signatures_travel(cache: Cache, artifact: Artifact, other: Cache, remot
     push(remote, signed)
     assert remote.has(signed)
     assert pull(other, remote, trust)[0].signature == signed.signature
-    assert other.artifact(HASH) == pull(other, remote, trust)[0]
+    assert check(other.artifact(HASH), trust) == pull(other, remote, trust)[0]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "missing"])

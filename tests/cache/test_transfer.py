@@ -67,7 +67,7 @@ def test_stalled() -> None:
 
     start = time.monotonic()
     assert persistently(call, "read x", QUICK) == "done"
-    assert 0.2 <= time.monotonic() - start < 5
+    assert 0.2 <= time.monotonic() - start < 15
     release.set()
 
 
@@ -98,15 +98,17 @@ def test_several_at_once() -> None:
 
 def test_the_first_failure_ends_it() -> None:
     begun: list[int] = []
+    ended = threading.Event()
 
     def work(item: int) -> int:
         begun.append(item)
         if item == 0:
             raise ValueError("no")
-        time.sleep(0.05)
+        ended.wait(20)
         return item
 
     with pytest.raises(ValueError, match="no"):
         list(each(range(100), work, QUICK))
+    ended.set()
     time.sleep(0.2)
     assert len(begun) < 10

@@ -30,8 +30,7 @@ def moved(plain: Built, tmp_path: Path) -> Project:
 def test_second_build_is_a_hit(plain: Built) -> None:
     done = plain.project.fxc("build", str(plain.project.yaml))
     assert done.hash == plain.hash
-    assert done.seconds < 3
-    assert done.err.startswith("in the cache:")
+    assert done.err.startswith("in the cache:")  # and nothing before it: neither traced nor compiled
 
 
 def test_moved_project_is_a_hit(moved: Project, plain: Built) -> None:

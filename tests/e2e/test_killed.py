@@ -89,7 +89,7 @@ def test_killed_at_random_moments(fresh: Fresh) -> None:
                 process.communicate()
                 assert process.returncode in (0, -signal.SIGKILL)
         result = project.build(*SIZES)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not reading.seen and time.monotonic() < deadline:
             time.sleep(0.01)
     assert reading.seen
@@ -139,13 +139,10 @@ def test_interrupted_while_compiling(fresh: Fresh, verb: str, number: int, code:
         while not any("cc1plus" in line for line in project.processes()):
             assert process.poll() is None
             time.sleep(0.05)
-        start = time.perf_counter()
         end(process, number, group=True)
-        out, err = process.communicate()
-        seconds = time.perf_counter() - start
+        out, err = process.communicate(timeout=60)  # well before the compilers would have ended by themselves
     assert process.returncode == code, err
     assert json.loads(out)["error"]["kind"] == kind
     assert err.splitlines()[-1] == f"fxc: error: {kind.lower()}"
-    assert seconds < 5
-    assert project.settle(10) == []
+    assert project.settle() == []
     assert list((project.root / "staging").iterdir()) == []

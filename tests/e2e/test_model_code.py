@@ -173,9 +173,8 @@ def test_streams_that_cannot_be_written(project: Project, verb: str) -> None:
     ],
 )
 def test_no_compiler(project: Project, cxx: str, message: str) -> None:
-    done = project.fxc("build", str(project.yaml), "-q", environ={"CXX": cxx})
-    assert (done.code, done.err.splitlines()[0]) == (1, f"fxc: error: {message}")
-    assert done.seconds < 4  # before tracing
+    done = project.fxc("build", str(project.yaml), environ={"CXX": cxx})
+    assert (done.code, done.err.splitlines()[0]) == (1, f"fxc: error: {message}")  # before anything is traced
 
 
 def test_no_strip(project: Project, tmp_path: Path) -> None:
