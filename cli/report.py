@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from fxc import capture_plan
+from fxc import capture_plan, machine
 from fxc.cache import Artifact
 from fxc.cache.store import Summary
 from fxc.cli import render
@@ -120,10 +120,10 @@ def show(artifact: Artifact, *, verbose: bool) -> None:
 def _facts(artifact: Artifact) -> list[tuple[str, str]]:
     manifest = artifact.manifest
     target = manifest.target
-    machine = [target.device, target.arch, f"torch {target.torch}"]
+    built_for = [target.device, target.arch, f"torch {target.torch}"]
     if target.compute_capability:
-        machine.append("compute capability {}.{}".format(*target.compute_capability))
-        machine += [f"CUDA {target.cuda}", f"triton {target.triton}"]
+        built_for.append("compute capability {}.{}".format(*target.compute_capability))
+        built_for += [f"CUDA {target.cuda}", f"triton {target.triton}"]
     facts = [
         ("hash", manifest.hash),
         ("path", str(artifact.path)),
@@ -132,7 +132,7 @@ def _facts(artifact: Artifact) -> list[tuple[str, str]]:
         ("sizes", render.shown_sizes(manifest)),
         ("pieces", _pieces(manifest)),
         ("outputs", manifest.outputs),
-        ("machine", ", ".join(machine)),
+        ("machine", ", ".join(built_for)),
         ("built for", "" if manifest.verified else f"{target.properties.get('name')}, without one: not verified"),
         ("features", " ".join(target.cpu_features)),
         ("needs", ", ".join(f"{name} {version}" for name, version in machine.needs_of(manifest).items())),

@@ -248,8 +248,8 @@ class Lowering:
         directory = stage / "tried"
         directory.mkdir()
         job = CompileJob(
-            id=-1, text=POINTWISE, dims={}, target=target, options=chosen, imports=(), directory=str(directory),
-            scratch=str(self.cache.scratch("compiler")), fast=False, record=record,
+            id=-1, label="a pointwise piece", text=POINTWISE, dims={}, target=target, options=chosen, ops=UserOps(),
+            directory=str(directory), scratch=str(self.cache.scratch("compiler")), fast=False, record=record,
         )  # fmt: skip
         self.pool.send(job)
         reply = self.pool.receive()

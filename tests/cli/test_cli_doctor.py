@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fxc.cli import checks, target_checks
+from fxc import cuda_sdk, machine
+from fxc.cli import checks
 
 
 @pytest.fixture
@@ -107,9 +109,9 @@ def test_torch_out_of_range(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_for_a_target(fxc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "every", lambda cache_dir: iter([]))
-    monkeypatch.setattr(target_checks.machine, "torch_version", lambda: ("2.13.0+cpu", ""))
-    monkeypatch.setattr(target_checks.cuda_sdk, "include_dirs", list)
-    monkeypatch.setattr(target_checks.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(machine, "torch_version", lambda: ("2.13.0+cpu", ""))
+    monkeypatch.setattr(cuda_sdk, "include_dirs", list)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     told = fxc("doctor", "--target", "b200", "--json")
     found = {check["name"]: (check["ok"], check["found"], check["mend"]) for check in told.json["checks"]}
     assert list(found) == ["target", "torch for CUDA", "ptxas", "cuobjdump", "CUDA headers", "libcuda stub"]
