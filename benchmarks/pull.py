@@ -21,6 +21,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +73,9 @@ def measure(folder: Path, binaries: int, size: int, turns: int) -> dict[str, Any
         start = time.perf_counter()
         sync_all([folder / "file"])
         synced = file + time.perf_counter() - start
-        pulled = timed(
-            lambda place=place: place.pull(remote, remote.manifest(artifact.manifest.hash), Trust(), lambda count: None)
-        )
+        pulled = timed(partial(pull, place, remote, artifact.manifest.hash))
         with ThreadPoolExecutor(16) as pool:
-            bare = timed(lambda pool=pool: list(pool.map(remote.fs.cat_file, [f"{bucket}/small"] * binaries)))
+            bare = timed(partial(read_all, pool, remote, [f"{bucket}/small"] * binaries))
         found.append({"file": file, "synced": synced, "pull": pulled, "requests": bare, "ratio": file / pulled})
     return {
         "machine": machine("cpu"), "binaries": binaries, "bytes": binaries * size, "push_seconds": pushed,
@@ -98,6 +97,15 @@ def make(cache: Cache, folder: Path, count: int, size: int) -> Artifact:
         factors=(), inputs=(), outputs="y", weights=(), constants=(), programs=(), pieces={}, binaries=binaries,
     )  # fmt: skip
     return cache.publish(manifest, "rank_0_0", {"transformed_code.py": b"x = 1\n"}, binaries)
+
+
+def pull(place: Cache, remote: Remote, hash: str) -> None:
+    place.pull(remote, remote.manifest(hash), Trust(), lambda count: None)
+
+
+def read_all(pool: ThreadPoolExecutor, remote: Remote, names: list[str]) -> None:
+    for _ in pool.map(remote.fs.cat_file, names):
+        pass
 
 
 def timed(call: Callable[[], object]) -> float:

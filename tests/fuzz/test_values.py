@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import handmade
 import msgspec
 import pytest
 import safetensors.torch
@@ -193,7 +194,7 @@ def test_constants_that_are_none(cache: Cache, data: bytes) -> None:
         ("x = '\udcff'", "is no program"),
         ("", "lists other weights than manifest.json"),
         ("WEIGHTS = ('linear.weight', 'bias')", "has no step 'step_0'"),
-        (f"{world.handmade.LINEAR}PIECES = {{}}", "has no step 'step_0'"),
+        (f"{handmade.LINEAR}PIECES = {{}}", "has no step 'step_0'"),
     ],
     ids=range(7),
 )
