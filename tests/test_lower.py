@@ -146,6 +146,9 @@ class Workers:
         self.asked.append(job)
         self.waiting.append(job)
 
+    def close(self) -> None:
+        self.waiting.clear()
+
     def receive(self) -> Reply:
         job = self.waiting.pop(0)
         if self.error and isinstance(job, self.where):
