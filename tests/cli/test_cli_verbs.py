@@ -100,6 +100,7 @@ def test_build_defaults(fxc: Any, pipeline: dict[str, Any]) -> None:
     assert pipeline == {
         "path": Path("model.yaml"), "overrides": (), "level": None, "jobs": None, "force": False, "prove": True,
         "rank": None, "world_size": None, "dp_rank": None, "cache_dir": None, "remote": None,
+        "target": None, "march": None,
     }  # fmt: skip
 
 
