@@ -91,7 +91,8 @@ def become_cuda(properties: Any) -> None:
     common.get_device_op_overrides("cuda")
     common.register_device_op_overrides("cuda", Overrides())
     common.init_backend_registration()
-    common.device_codegens["cuda"].cpp_wrapper_codegen = Wrapper
+    registered: Any = common.device_codegens["cuda"]
+    registered.cpp_wrapper_codegen = Wrapper
 
     FakeTensorMode.avoid_device_init = property(lambda self: True)  # type: ignore[method-assign, assignment]
     fake_tensor.init_gpu_context = lambda device: None  # type: ignore[assignment]

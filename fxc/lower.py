@@ -16,6 +16,7 @@ import msgspec
 from fxc import machine
 from fxc.cache import Cache, key
 from fxc.errors import CompileError, ProofError
+from fxc.inductor_options import options
 from fxc.jobs import CheckJob, CompileJob, Executor, Reply, UserOps
 from fxc.manifest import Binary, Kernel, Proof, Unproved
 from fxc.progress import Observer
@@ -26,8 +27,8 @@ from fxc.target import Target
 
 MODULES = (
     "_torch_build", "_torch_run", "_torch_virtual", "_worker", "cubin", "cuda_sdk", "graph_run", "graph_text",
-    "host_compiler", "jobs", "kernels", "lower", "machine", "piece_jobs", "pool", "prove", "random_inputs", "records",
-    "scalars", "shapes", "target", "virtual",
+    "host_compiler", "inductor_options", "jobs", "kernels", "lower", "machine", "piece_jobs", "pool", "prove",
+    "random_inputs", "records", "scalars", "shapes", "target", "virtual",
 )  # fmt: skip
 """What decides a binary, whether it is accepted, and what its proof says, given the piece's text."""
 _HERE = Path(__file__).parent
@@ -114,50 +115,6 @@ def unit(piece: Piece, box: Range, level: int, target: Target, name: str, record
     chosen = options(level, own.is_size, target, clock=record is None)
     told = "" if record is None else key.digest(msgspec.json.encode(record.properties, order="deterministic"))
     return Unit(piece, own, tuple(sorted(chosen.items())), target, f"{name} {own.label}", record=told)
-
-
-BY_RULES: dict[str, Any] = {
-    "benchmark_fusion": False,
-    "benchmark_kernel": False,
-    "coordinate_descent_tuning": False,
-    "deterministic": True,
-    "max_autotune": False,
-    "max_autotune_gemm": False,
-    "max_autotune_pointwise": False,
-    "triton.autotune_at_compile_time": True,
-    "triton.autotune_cublasLt": False,
-    "triton.autotune_pointwise": False,
-    "triton.autotune_with_sample_inputs": False,
-}
-"""Leaves to Inductor's rules what it would time. Its generated code for choosing still runs, as kernels are compiled
-there; on fake tensors."""
-
-
-def options(level: int, is_size: bool, target: Target, *, clock: bool = True) -> dict[str, Any]:
-    """Inductor's configuration; every entry is part of the key.
-
-    Args:
-        clock: whether kernels can be timed, on the device that they are for.
-    """
-    chosen: dict[str, Any] = {
-        "aot_inductor.package": False,
-        "aot_inductor.precompile_headers": False,  # ours, in _torch_build, cost less
-        "compile_threads": 1,  # each job is a process already
-        "cpp.vec_isa_ok": target.device == "cpu",  # else each extension is test-compiled, up to a minute in all
-        "cpp.dynamic_threads": True,  # else the builder's number of cores is written into the binary
-        "cpp.threads": 16,  # else that number decides which loops run in parallel
-        "fallback_random": True,  # the same random numbers as eager
-    }
-    if target.device == "cuda":
-        chosen |= {
-            "aot_inductor.embed_kernel_binary": True,
-            "shape_padding": False,  # else a matrix of odd width comes out as a slice of a wider one: other strides
-        }
-    if not clock:
-        chosen |= BY_RULES
-    elif level >= 3 and is_size:
-        chosen |= {"max_autotune": True, "coordinate_descent_tuning": True}
-    return chosen
 
 
 @dataclass

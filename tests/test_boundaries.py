@@ -24,8 +24,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "aside convert imports yaml_text shapes target ranks spec manifest manifest_check capture_plan progress",
         "cache",
         "_torch_run machine records identity refs share ops runtime",
-        "cubin cuda_sdk kernels host_compiler random_inputs scalars graph_text traced region partition stitch graph_files "
-        "output graph_run _torch_build _torch_virtual passes",
+        "cubin cuda_sdk inductor_options kernels host_compiler random_inputs scalars graph_text traced region partition "
+        "stitch graph_files output graph_run _torch_build _torch_virtual passes",
         "models model_weights trace cases jobs _worker pool executors _ray ray_node prove rehearse piece_jobs lower rewrite "
         "virtual verification plan target_build pipeline ready ready_ranks eager timing workload bench cost why",
         "cli",

@@ -146,6 +146,9 @@ class Workers:
         self.asked.append(job)
         self.waiting.append(job)
 
+    def close(self) -> None:
+        self.waiting.clear()
+
     def receive(self) -> Reply:
         job = self.waiting.pop(0)
         if self.error and isinstance(job, self.where):
@@ -154,7 +157,11 @@ class Workers:
             proof = [{"shape": f"n={point['n']}", "max_rel_err": 0.0, "tolerance": 1e-4} for point in job.points]
             return Reply(job.id, 0.5, result={"proof": proof, "unproved": []})
         self.library.write_bytes(job.text.encode())
-        return Reply(job.id, 0.5, result={"library": str(self.library), "calls": "", "assumptions": []})
+        return Reply(
+            job.id,
+            0.5,
+            result={"library": str(self.library), "calls": "", "assumptions": [], "kernels": [], "needs": {}},
+        )
 
 
 def lowered(cache: Path, workers: Workers, prove: bool = True, force: bool = False) -> lower.Lowered:

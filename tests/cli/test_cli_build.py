@@ -49,7 +49,7 @@ def test_build_then_hit_without_torch_then_warm(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
     result = json.loads(built.stdout)
     assert list(result) == [
-        "hash", "path", "hit", "pieces", "unique_pieces", "binaries", "sizes", "seconds", "proof", "proved", "unproved", "passes",
+        "hash", "path", "hit", "pieces", "unique_pieces", "binaries", "sizes", "seconds", "proof", "proved", "unproved", "passes", "verified",
     ]  # fmt: skip
     assert list(result["seconds"]) == ["trace", "partition", "compile", "prove", "publish", "total"]
     assert (result["hit"], result["sizes"]) == (False, [])

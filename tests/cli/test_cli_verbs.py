@@ -32,6 +32,7 @@ class Built(msgspec.Struct):
     proved: bool
     unproved: list[Any]
     passes: list[dict[str, Any]]
+    verified: bool = True
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_build_quiet_and_verbose(fxc: Any, pipeline: dict[str, Any], artifact: A
 def test_build_json(fxc: Any, pipeline: dict[str, Any], artifact: Artifact) -> None:
     told = fxc("build", "model.yaml", "--json")
     assert list(told.json) == [
-        "hash", "path", "hit", "pieces", "unique_pieces", "binaries", "sizes", "seconds", "proof", "proved", "unproved", "passes",
+        "hash", "path", "hit", "pieces", "unique_pieces", "binaries", "sizes", "seconds", "proof", "proved", "unproved", "passes", "verified",
     ]  # fmt: skip
     assert told.json["binaries"] == {"compiled": 2, "reused": 1}
 
@@ -89,7 +90,7 @@ def test_build_options(fxc: Any, pipeline: dict[str, Any], tmp_path: Path) -> No
     pipeline.pop("observer")
     assert pipeline == {
         "path": Path("model.yaml"), "overrides": ("compile.sizes=[1]", "device=cpu"), "level": 3, "jobs": 2,
-        "force": True, "prove": False, "rank": 1, "world_size": 4, "dp_rank": 2, "cache_dir": tmp_path / "other", "remote": None,
+        "force": True, "prove": False, "rank": 1, "world_size": 4, "dp_rank": 2, "cache_dir": tmp_path / "other", "remote": None, "target": None, "march": None,
     }  # fmt: skip
 
 
@@ -99,6 +100,7 @@ def test_build_defaults(fxc: Any, pipeline: dict[str, Any]) -> None:
     assert pipeline == {
         "path": Path("model.yaml"), "overrides": (), "level": None, "jobs": None, "force": False, "prove": True,
         "rank": None, "world_size": None, "dp_rank": None, "cache_dir": None, "remote": None,
+        "target": None, "march": None,
     }  # fmt: skip
 
 
@@ -187,7 +189,7 @@ def test_verify(fxc: Any, artifact: Artifact) -> None:
     hash = artifact.manifest.hash
     assert fxc("verify") == (0, "", f"{hash}  ok  2 files\n")
     assert fxc("verify", "abcd", "-q") == (0, "", "")
-    entry = {"hash": hash, "path": str(artifact.path), "files": 2}
+    entry = {"hash": hash, "path": str(artifact.path), "files": 2, "verified": True}
     assert fxc("verify", "abcd", "--json").json == {"artifacts": [entry]}
 
 
@@ -218,7 +220,7 @@ def test_warm_a_hash(fxc: Any, artifact: Artifact) -> None:
     result = told.json
     seconds = result.pop("seconds")
     assert result == {
-        "hash": artifact.manifest.hash, "hit": True, "built": False, "ready": True, "sizes": [8], "graphs": {}, "graph_bytes": 0, "not_captured": "", "compilations": 0,
+        "hash": artifact.manifest.hash, "hit": True, "built": False, "ready": True, "sizes": [8], "graphs": {}, "graph_bytes": 0, "not_captured": "", "verified": True, "compilations": 0,
     }  # fmt: skip
     assert list(seconds) == ["lookup", "verify", "load", "first_step", "capture", "total"]
     assert seconds["first_step"] > 0
