@@ -26,9 +26,9 @@ from fxc.shapes import Range, edge_points, small_point
 from fxc.target import Target
 
 MODULES = (
-    "_torch_build", "_torch_run", "_torch_virtual", "_worker", "cubin", "cuda_sdk", "graph_run", "graph_text",
-    "host_compiler", "inductor_options", "jobs", "kernels", "lower", "machine", "piece_jobs", "pool", "prove",
-    "random_inputs", "records", "scalars", "shapes", "target", "virtual",
+    "_torch_build", "_torch_run", "_torch_virtual", "_worker", "convert", "cubin", "cuda_sdk", "graph_run",
+    "graph_text", "host_compiler", "inductor_options", "jobs", "kernels", "lower", "machine", "piece_jobs", "pool",
+    "prove", "random_inputs", "records", "scalars", "shapes", "target", "virtual",
 )  # fmt: skip
 """What decides a binary, whether it is accepted, and what its proof says, given the piece's text."""
 _HERE = Path(__file__).parent

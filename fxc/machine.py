@@ -16,12 +16,15 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from fxc.errors import IncompatibleError, UsageError
-from fxc.manifest import Manifest
 from fxc.target import DEFAULT_LEVEL, LEVELS, Target
+
+if TYPE_CHECKING:
+    from fxc.manifest import Manifest
 
 _ARCHS = {"amd64": "x86_64", "arm64": "aarch64"}
 _X86 = re.compile(r"ssse3|sse4_[12]|avx\w*|fma|f16c|bmi[12]|abm|popcnt|movbe|adx|gfni|amx_\w+")

@@ -59,7 +59,7 @@ def prune(cache: Cache, remote: Remote, hash: str, chance: random.Random) -> Non
 
 
 def pull(cache: Cache, remote: Remote, hash: str, chance: random.Random) -> None:
-    cache.pull(remote, hash, Trust(), lambda count: None)
+    cache.pull(remote, remote.manifest(hash), Trust(), lambda count: None)
 
 
 def load(cache: Cache, remote: Remote, hash: str, chance: random.Random) -> None:
