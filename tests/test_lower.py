@@ -139,9 +139,6 @@ class Workers:
         self.library = directory / "made.so"
         self.error, self.where = error, where
 
-    def close(self) -> None:
-        self.waiting.clear()
-
     def send(self, job: CompileJob | CheckJob) -> None:
         self.asked.append(job)
         self.waiting.append(job)
