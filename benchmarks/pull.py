@@ -10,6 +10,7 @@ bare requests as there are binaries, sixteen at a time. The ratio is that of one
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -67,21 +68,27 @@ def measure(folder: Path, binaries: int, size: int, turns: int) -> dict[str, Any
     remote.fs.pipe_file(f"{bucket}/small", os.urandom(size))
     found: list[dict[str, float]] = []
     for turn in range(turns):
-        place = Cache.open(folder / f"pulled-{turn}", {})
         file = timed(lambda: remote.fs.get_file(f"{bucket}/file", str(folder / "file")))
         start = time.perf_counter()
         sync_all([folder / "file"])
         synced = file + time.perf_counter() - start
-        pulled = timed(
-            lambda place=place: place.pull(remote, remote.manifest(artifact.manifest.hash), Trust(), lambda count: None)
-        )
-        with ThreadPoolExecutor(16) as pool:
-            bare = timed(lambda pool=pool: list(pool.map(remote.fs.cat_file, [f"{bucket}/small"] * binaries)))
+        pulled = timed(functools.partial(pull, Cache.open(folder / f"pulled-{turn}", {}), remote, artifact))
+        bare = timed(functools.partial(ask, remote, f"{bucket}/small", binaries))
         found.append({"file": file, "synced": synced, "pull": pulled, "requests": bare, "ratio": file / pulled})
     return {
         "machine": machine("cpu"), "binaries": binaries, "bytes": binaries * size, "push_seconds": pushed,
         "turns": found,
     }  # fmt: skip
+
+
+def pull(cache: Cache, remote: Remote, artifact: Artifact) -> None:
+    cache.pull(remote, remote.manifest(artifact.manifest.hash), Trust(), lambda count: None)
+
+
+def ask(remote: Remote, name: str, times: int) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        for _ in pool.map(remote.fs.cat_file, [name] * times):
+            pass
 
 
 def make(cache: Cache, folder: Path, count: int, size: int) -> Artifact:
