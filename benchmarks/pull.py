@@ -10,6 +10,7 @@ bare requests as there are binaries, sixteen at a time. The ratio is that of one
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -21,7 +22,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,19 +68,27 @@ def measure(folder: Path, binaries: int, size: int, turns: int) -> dict[str, Any
     remote.fs.pipe_file(f"{bucket}/small", os.urandom(size))
     found: list[dict[str, float]] = []
     for turn in range(turns):
-        place = Cache.open(folder / f"pulled-{turn}", {})
         file = timed(lambda: remote.fs.get_file(f"{bucket}/file", str(folder / "file")))
         start = time.perf_counter()
         sync_all([folder / "file"])
         synced = file + time.perf_counter() - start
-        pulled = timed(partial(pull, place, remote, artifact.manifest.hash))
-        with ThreadPoolExecutor(16) as pool:
-            bare = timed(partial(read_all, pool, remote, [f"{bucket}/small"] * binaries))
+        pulled = timed(functools.partial(pull, Cache.open(folder / f"pulled-{turn}", {}), remote, artifact))
+        bare = timed(functools.partial(ask, remote, f"{bucket}/small", binaries))
         found.append({"file": file, "synced": synced, "pull": pulled, "requests": bare, "ratio": file / pulled})
     return {
         "machine": machine("cpu"), "binaries": binaries, "bytes": binaries * size, "push_seconds": pushed,
         "turns": found,
     }  # fmt: skip
+
+
+def pull(cache: Cache, remote: Remote, artifact: Artifact) -> None:
+    cache.pull(remote, remote.manifest(artifact.manifest.hash), Trust(), lambda count: None)
+
+
+def ask(remote: Remote, name: str, times: int) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        for _ in pool.map(remote.fs.cat_file, [name] * times):
+            pass
 
 
 def make(cache: Cache, folder: Path, count: int, size: int) -> Artifact:
@@ -97,15 +105,6 @@ def make(cache: Cache, folder: Path, count: int, size: int) -> Artifact:
         factors=(), inputs=(), outputs="y", weights=(), constants=(), programs=(), pieces={}, binaries=binaries,
     )  # fmt: skip
     return cache.publish(manifest, "rank_0_0", {"transformed_code.py": b"x = 1\n"}, binaries)
-
-
-def pull(place: Cache, remote: Remote, hash: str) -> None:
-    place.pull(remote, remote.manifest(hash), Trust(), lambda count: None)
-
-
-def read_all(pool: ThreadPoolExecutor, remote: Remote, names: list[str]) -> None:
-    for _ in pool.map(remote.fs.cat_file, names):
-        pass
 
 
 def timed(call: Callable[[], object]) -> float:
