@@ -64,6 +64,25 @@ class CheckJob(msgspec.Struct, frozen=True, tag="check"):
     directory: str
 
 
+class TimeJob(msgspec.Struct, frozen=True, tag="time"):
+    """Time two binaries of one piece in turns."""
+
+    id: int
+    text: str
+    device: str
+    imports: tuple[str, ...]
+    fused: str
+    """One library."""
+    apart: str
+    """The other one, without a fusion."""
+    points: tuple[dict[str, int], ...]
+    lowest: dict[str, int]
+    """Lowest sizes that the binaries are for."""
+    values: tuple[tuple[float, float] | None, ...]
+    """Per input, the half-open range of made-up integers."""
+    directory: str
+
+
 class Reply(msgspec.Struct, frozen=True):
     """How a job ended."""
 
@@ -76,7 +95,7 @@ class Reply(msgspec.Struct, frozen=True):
     """All of it: traceback and what the compiler printed."""
 
 
-Job = CompileJob | CheckJob
+Job = CompileJob | CheckJob | TimeJob
 
 DETAIL = 20_000
 """Characters of what a compiler printed that are kept: a pipe holds 65536 bytes before its writer has to wait."""
@@ -88,6 +107,8 @@ def run_job(job: Job) -> dict[str, Any]:
 
     if isinstance(job, CheckJob):
         return piece_jobs.check_piece(job)
+    if isinstance(job, TimeJob):
+        return piece_jobs.time_piece(job)
     plain = _plain(job.directory)
     result = piece_jobs.compile_piece(msgspec.structs.replace(job, directory=plain))
     return {k: value.replace(plain, job.directory) if isinstance(value, str) else value for k, value in result.items()}

@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from fxc._worker import CheckJob, CompileJob, Reply
+from fxc._worker import CheckJob, CompileJob, Reply, TimeJob
 from fxc.cache import Cache, key
+from fxc.choose import Race
 from fxc.errors import CompileError, ProofError
 from fxc.manifest import Binary, Proof, Unproved
 from fxc.pool import Pool
@@ -24,8 +25,8 @@ from fxc.shapes import Range, edge_points
 from fxc.target import Target
 
 MODULES = (
-    "_torch_build", "_torch_run", "_worker", "graph_run", "graph_text", "host_compiler", "lower", "machine",
-    "piece_jobs", "pool", "prove", "random_inputs", "scalars", "shapes", "target",
+    "_torch_build", "_torch_run", "_worker", "choose", "graph_run", "graph_text", "host_compiler", "lower", "machine",
+    "piece_jobs", "pool", "prove", "random_inputs", "scalars", "shapes", "target", "timing",
 )  # fmt: skip
 """What decides a binary, whether it is accepted, and what its proof says, given the piece's text."""
 _HERE = Path(__file__).parent
@@ -56,6 +57,14 @@ class Unit:
     """What passes made of the piece's text; empty where they found nothing."""
     passes: str = ""
     """Identity of the passes that did."""
+    fusions: tuple[str, ...] = ()
+    """Names of those passes that have to be faster than the graph without them."""
+    forms: tuple[tuple[frozenset[str], Unit], ...] = ()
+    """What the unit is without some of them, for each choice; this one has them all."""
+
+    def form(self, left_out: frozenset[str]) -> Unit:
+        """The unit that is compiled without some fusions, and without a choice."""
+        return dict(self.forms)[left_out] if left_out else replace(self, fusions=(), forms=())
 
     @property
     def key(self) -> str:
@@ -71,13 +80,15 @@ class Unit:
                 ("range", self.range.label),
                 ("hints", repr(sorted(self.dims().items()))),
                 ("options", repr(sorted(self.options))),
+                ("forms", " ".join(form.key for _, form in self.forms)),
                 ("target", msgspec.json.encode(self.target).decode()),
             ]
         )
 
     @property
     def _has_kernels(self) -> bool:
-        return (self.target.device == "cuda" and bool(self.piece.custom_ops)) or "torch.ops.fxc." in self.text
+        custom = self.target.device == "cuda" and bool(self.piece.custom_ops)
+        return custom or calls_own(self.piece) or "torch.ops.fxc." in self.text
 
     def dims(self) -> dict[str, tuple[int, int, int]]:
         """Per dimension: lowest, highest, hint."""
@@ -87,6 +98,11 @@ class Unit:
         """Where the binary is compared with eager."""
         middle = {name: hint for name, (_, _, hint) in self.dims().items()}
         return edge_points(self.range, [middle])
+
+
+def calls_own(piece: Piece) -> bool:
+    """Whether what fxc's own ops do becomes part of the binary."""
+    return any(schema.startswith("fxc::") for schema in piece.custom_ops)
 
 
 def hint(low: int, high: int) -> int:
@@ -173,10 +189,18 @@ class Lowering:
             ProofError: a binary does not equal eager.
         """
         wanted = {unit.key: unit for unit in units}
-        waiting = [unit for unit in wanted.values() if not self._take(unit)]
-        self.done.reused = len(wanted) - len(waiting)
+        races = [Race(unit) for unit in wanted.values() if unit.forms and not self._take(unit)]
+        self._make({key: unit for key, unit in wanted.items() if not unit.forms or key in self.done.binaries})
+        self._choose(races)
+        self.done.binaries = {key: self.done.binaries[key] for key in wanted}
+        return self.done
+
+    def _make(self, wanted: Mapping[str, Unit]) -> None:
+        """Compile and check what is not there yet."""
+        waiting = [unit for key, unit in wanted.items() if key not in self.done.binaries and not self._take(unit)]
+        self.done.reused += len(wanted) - len(waiting)
         unproved = 0 if self.force else sum(self.cache.binary(unit.key) is not None for unit in waiting)
-        self.observer.binaries(len(wanted), self.done.reused + unproved)
+        self.observer.binaries(len(wanted), len(wanted) - len(waiting) + unproved)
         running: dict[int, _Running] = {}
         with self.cache.staging() as stage:
             try:
@@ -187,7 +211,49 @@ class Lowering:
             finally:
                 for entry in running.values():
                     entry.lock.close()
-        return self.done
+
+    def _choose(self, races: Sequence[Race]) -> None:
+        """Time forms, one comparison at a time and nothing beside it, and store the best one of each unit."""
+        waiting = [*races]
+        while waiting:
+            needed = {form.key: form for race in waiting for form in race.forms()}
+            self._make({key: form for key, form in needed.items() if key not in self.done.binaries})
+            for race in waiting:
+                if race.fusion is not None and race.even:
+                    race.skip()
+                elif race.fusion is not None:
+                    race.decide(self._time(race))
+            waiting = [race for race in waiting if race.fusion is not None]
+        for race in races:
+            self._adopt(race)
+
+    def _time(self, race: Race) -> list[dict[str, Any]]:
+        unit = race.unit
+        with self.cache.staging() as stage:
+            job = TimeJob(
+                id=next(self._ids), text=unit.piece.text, device=unit.target.device, imports=self._imports(unit),
+                fused=str(self._library(race.best)), apart=str(self._library(race.other)), points=unit.points(),
+                lowest=unit.range.low(), values=unit.piece.values, directory=str(stage),
+            )  # fmt: skip
+            self.pool.send(job)
+            reply = self.pool.receive()
+        self.done.compile_seconds += reply.seconds
+        if reply.result is None:
+            raise _failure(unit, reply, checking=True)
+        times: list[dict[str, Any]] = reply.result["times"]
+        return times
+
+    def _adopt(self, race: Race) -> None:
+        """Store the best form as what was asked for."""
+        files = {
+            path.name.replace(race.best.key, race.unit.key): path for path in self.cache.binary_files(race.best.key)
+        }
+        record = msgspec.structs.replace(self.done.binaries[race.best.key], timed=tuple(race.timed))
+        self.cache.store_binary(race.unit.key, files, record, force=True)
+        self.done.binaries[race.unit.key] = record
+
+    def _library(self, unit: Unit) -> Path:
+        return self._files(unit)[f"{unit.key}.so"]
 
     def _take(self, unit: Unit) -> bool:
         """Use what the cache has."""

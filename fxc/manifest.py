@@ -108,6 +108,20 @@ class Unproved(_Record, frozen=True):
     reason: str
 
 
+class Timed(_Record, frozen=True):
+    """A fusion that was timed against the graph without it, on the machine that built it."""
+
+    fusion: str
+    """Name of the pass."""
+    shape: str
+    """Label of the point, `num_tokens=8`."""
+    fused_us: float
+    """Microseconds of a call of the piece."""
+    apart_us: float
+    """The same without the fusion."""
+    kept: bool
+
+
 class Binary(_Record, frozen=True):
     """A compiled piece: `<key>.so`, and `<key>.json` where custom ops are called from inside."""
 
@@ -127,6 +141,8 @@ class Binary(_Record, frozen=True):
     """Where it could not be compared."""
     assumptions: tuple[str, ...] = ()
     """What the compiler took for granted about sizes; the proof is what says that it does not matter."""
+    timed: tuple[Timed, ...] = ()
+    """Fusions of the piece that were timed."""
 
 
 class File(_Record, frozen=True):
@@ -175,6 +191,8 @@ class PassSite(_Record, frozen=True):
     matches: tuple[str, ...] = ()
     """Nodes that it replaced."""
     near_misses: tuple[NearMiss, ...] = ()
+    timed: tuple[Timed, ...] = ()
+    """At level 3. A fusion that was not kept is among the matches, too."""
 
 
 class PassReport(_Record, frozen=True):

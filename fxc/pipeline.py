@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fxc import identity, machine
+from fxc import choose, identity, machine
 from fxc.cache import Cache
 from fxc.errors import CacheIOError, CompileError, FxcError, SpecError, UsageError
 from fxc.manifest import Manifest, PassReport, Proof, Unproved
@@ -156,7 +156,8 @@ def _miss(
     made = [lowered.binaries[name] for name in sorted(lowered.binaries)]
     proof, unproved = rehearsal or ((), ())
     manifest = msgspec.structs.replace(
-        manifest, binaries=lowered.binaries, proof=(*proof, *(line for binary in made for line in binary.proof)),
+        manifest, binaries=lowered.binaries, passes=choose.report(manifest.passes, manifest.pieces, made),
+        proof=(*proof, *(line for binary in made for line in binary.proof)),
         unproved=(*unproved, *(line for binary in made for line in binary.unproved)),
         proved=rehearsal is not None and all(binary.checked for binary in made),
         created=datetime.now(UTC).isoformat(timespec="seconds"),

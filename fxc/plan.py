@@ -109,9 +109,11 @@ def make_plan(spec: Spec, directory: Path, target: Target, extra: Sequence[Pass]
     compiled = {
         name: out for backend in chosen.values() for name, out in backend.compiled.items() if spec.compile.level
     }
-    parts = {f"step_{i}": partition(traced, ops, compiled) for i, traced in enumerate(traces)}
+    found = rewrite.Found(passes, target, spec.compile.level)
+    whole = {name: found.whole(traced, name) for name, traced in ((f"step_{i}", t) for i, t in enumerate(traces))}
+    parts = {name: partition(traced, ops, compiled) for name, traced in whole.items()}
     records = identity.sources(sorted(read_files), read.variables, directory, began)
-    manifest, files, units = _assemble(spec, source, target, parts, weights, all_names, records, passes)
+    manifest, files, units = _assemble(spec, source, target, parts, weights, all_names, records, found)
     imports = tuple(str(directory / name) if name.endswith(".py") else name for name in source.imports)
     seconds = {"trace": traced_at - start, "partition": time.perf_counter() - traced_at}
     return Plan(manifest, files, units, parts, imports, seconds)
@@ -139,14 +141,13 @@ def _qualified(node: torch.fx.Node) -> str:
 
 def _assemble(
     spec: Spec, source: ModelSource, target: Target, parts: Mapping[str, Partition], weights: Mapping[str, Weight],
-    names: set[str], records: Sequence[Source], passes: Sequence[Pass],
+    names: set[str], records: Sequence[Source], found: rewrite.Found,
 ) -> tuple[Manifest, dict[str, bytes], list[lower.Unit]]:  # fmt: skip
     """The manifest, the files of the rank's directory, and what has to be compiled."""
     traces = [part.traced for part in parts.values()]
     used_weights, constants = _used(traces, weights)
     unique = stitch.unique_pieces(parts.values())
     numbers = {digest: f"piece_{index}" for index, digest in enumerate(unique)}
-    found = rewrite.Found(passes)
     programs, units = _programs(spec, parts, target, numbers, found)
     title = f"{source.name}, traced by fxc {identity.fxc_version()}."
     order = [weight.name for weight in used_weights] + list(constants)
@@ -207,14 +208,18 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _graph_file(title: str, parts: Mapping[str, Partition]) -> str:
-    graphs = "\n\n".join(print_graph(part.traced.graph, name, source_lines=True) for name, part in parts.items())
+    graphs = "\n\n".join(print_graph(_as_traced(part).graph, name, source_lines=True) for name, part in parts.items())
     tables = "".join(f"    {name!r}: {{\n{_roles(part)}    }},\n" for name, part in parts.items())
     roles = f"# What each placeholder stands for.\nPLACEHOLDERS = {{\n{tables}}}\n"
     return f'"""{title}\n\nThe graph that was traced, before it was cut."""\n\nimport torch\n\n\n{graphs}\n\n{roles}'
 
 
+def _as_traced(part: Partition) -> Traced:
+    return part.traced.original or part.traced
+
+
 def _roles(part: Partition) -> str:
-    nodes = part.traced.graph.find_nodes(op="placeholder")
+    nodes = _as_traced(part).graph.find_nodes(op="placeholder")
     return "".join(f"        {node.name!r}: {node.meta['role']!r},\n" for node in nodes)
 
 
@@ -312,7 +317,10 @@ def _factors(
         ("constants", key.digest(constants)),
         (
             "kernels",
-            lower.KERNELS if target.device == "cuda" and any(c.piece.custom_ops for c in unique.values()) else "",
+            lower.KERNELS
+            if any(lower.calls_own(call.piece) for call in unique.values())
+            or (target.device == "cuda" and any(call.piece.custom_ops for call in unique.values()))
+            else "",
         ),
         ("weights", key.digest(bound)),
         ("torch", target.torch),

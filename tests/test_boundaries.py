@@ -25,8 +25,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "cache",
         "_torch_run machine identity refs share ops runtime",
         "host_compiler random_inputs scalars graph_text traced region partition stitch output graph_run _torch_build passes",
-        "models model_weights trace cases _worker pool prove rehearse piece_jobs lower rewrite plan pipeline ready eager "
-        "timing workload bench why",
+        "models model_weights trace cases _worker choose pool prove rehearse piece_jobs lower rewrite plan pipeline ready "
+        "eager timing workload bench why",
         "cli",
         "__init__ __main__",
     )

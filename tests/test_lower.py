@@ -107,7 +107,7 @@ def test_the_version_is_of_all_that_a_worker_runs() -> None:
         elif name not in found:
             found.add(name)
             waiting += [n.removeprefix("fxc.") for _, n in imports(TREES[f"fxc.{name}"]) if n in MODULES]
-    assert found | {"lower", "pool"} == set(lower.MODULES)
+    assert found | {"choose", "lower", "pool"} == set(lower.MODULES)
     assert apart == set(APART)
 
 
