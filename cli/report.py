@@ -193,6 +193,14 @@ def _passes(manifest: Manifest, verbose: bool) -> None:
     more = f", the first {limit}" if len(misses) > limit else ""
     if misses:
         render.table(f"near misses{more}", ("pass", "piece", "shape", "node", "reason"), misses[:limit])
+    timed = [
+        (name, s.piece, line.shape, f"{line.fused_us:g}", f"{line.apart_us:g}", "kept" if line.kept else "left out")
+        for name, s in sites
+        for line in s.timed
+    ]
+    if timed:
+        columns = ("pass", "piece", "at", "fused, µs", "apart, µs", "")
+        render.table("fusions, timed", columns, timed, columns[3:5])
     found = [(name, s.piece, s.shape, " ".join(s.matches)) for name, s in sites if s.matches]
     if verbose and found:
         render.table("matches", ("pass", "piece", "shape", "nodes"), found)

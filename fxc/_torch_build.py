@@ -92,6 +92,11 @@ def unflatten(values: list[Any], spec: Any) -> Any:
     return _pytree.tree_unflatten(values, spec)
 
 
+def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
+    """The same structure with what the function makes of its leaves."""
+    return _pytree.tree_map(function, structure)
+
+
 def expression(size: Any) -> sympy.Expr | None:
     """The sympy expression of a symbolic integer, None for a plain one."""
     return size.node.expr if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)) else None
@@ -244,7 +249,7 @@ def expand(
     return module
 
 
-def _inline(module: fx.GraphModule, node: fx.Node, kernel: Callable[..., Any], values: Mapping[fx.Node, Any]) -> None:
+def _inline(module: fx.GraphModule, node: fx.Node, kernel: Callable[..., Any], values: dict[fx.Node, Any]) -> None:
     """Put what `kernel` does in place of a node. The rest of the graph stays as it is."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -266,9 +271,12 @@ def _inline(module: fx.GraphModule, node: fx.Node, kernel: Callable[..., Any], v
         result = graph.graph_copy(inner.graph, places)
     if isinstance(result, (list, tuple)):
         for item in list(node.users):
-            item.replace_all_uses_with(result[int(item.args[1])])  # type: ignore[arg-type]
+            made = result[int(item.args[1])]  # type: ignore[arg-type]
+            values[made] = values[item]  # the next op of ours may read it
+            item.replace_all_uses_with(made)
             graph.erase_node(item)
     elif isinstance(result, fx.Node):
+        values[result] = values[node]
         node.replace_all_uses_with(result)
     graph.erase_node(node)
 

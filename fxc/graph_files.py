@@ -7,18 +7,24 @@ from collections.abc import Mapping
 from fxc.graph_text import print_graph
 from fxc.partition import Partition
 from fxc.region import Call
+from fxc.traced import Traced
 
 
 def graph_file(title: str, parts: Mapping[str, Partition]) -> str:
     """The text of computation_graph.py: by name of the step, the graph as it was traced."""
-    graphs = "\n\n".join(print_graph(part.traced.graph, name, source_lines=True) for name, part in parts.items())
+    graphs = "\n\n".join(print_graph(_as_traced(part).graph, name, source_lines=True) for name, part in parts.items())
     tables = "".join(f"    {name!r}: {{\n{_roles(part)}    }},\n" for name, part in parts.items())
     roles = f"# What each placeholder stands for.\nPLACEHOLDERS = {{\n{tables}}}\n"
     return f'"""{title}\n\nThe graph that was traced, before it was cut."""\n\nimport torch\n\n\n{graphs}\n\n{roles}'
 
 
+def _as_traced(part: Partition) -> Traced:
+    """The graph before passes over the whole of it."""
+    return part.traced.original or part.traced
+
+
 def _roles(part: Partition) -> str:
-    nodes = part.traced.graph.find_nodes(op="placeholder")
+    nodes = _as_traced(part).graph.find_nodes(op="placeholder")
     return "".join(f"        {node.name!r}: {node.meta['role']!r},\n" for node in nodes)
 
 

@@ -68,6 +68,26 @@ class CheckJob(msgspec.Struct, frozen=True, tag="check"):
     """What passes made of `text`."""
 
 
+class TimeJob(msgspec.Struct, frozen=True, tag="time"):
+    """Time two binaries of one piece in turns."""
+
+    id: int
+    label: str
+    text: str
+    device: str
+    ops: UserOps
+    fused: str
+    """One library."""
+    apart: str
+    """The other one, without a fusion."""
+    points: tuple[dict[str, int], ...]
+    lowest: dict[str, int]
+    """Lowest sizes that the binaries are for."""
+    values: tuple[tuple[float, float] | None, ...]
+    """Per input, the half-open range of made-up integers."""
+    directory: str
+
+
 class ProbeJob(msgspec.Struct, frozen=True, tag="probe"):
     """Say what the machine of a worker compiles for: the result is a `Target`."""
 
@@ -76,7 +96,7 @@ class ProbeJob(msgspec.Struct, frozen=True, tag="probe"):
     directory: str
 
 
-Job = CompileJob | CheckJob | ProbeJob
+Job = CompileJob | CheckJob | TimeJob | ProbeJob
 
 
 class Cluster(msgspec.Struct, frozen=True):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,23 @@ import msgspec
 
 from fxc import machine
 from fxc.cache import Cache, key
-from fxc.errors import CompileError, ProofError
+from fxc.choose import Race
 from fxc.inductor_options import options
-from fxc.jobs import CheckJob, CompileJob, Executor, Reply, UserOps
+from fxc.job_errors import failure
+from fxc.jobs import CheckJob, CompileJob, Executor, Reply, TimeJob, UserOps
 from fxc.manifest import Binary, Kernel, Proof, Unproved
 from fxc.progress import Observer
 from fxc.records import Record
 from fxc.region import Piece
 from fxc.shapes import Range, edge_points, small_point
 from fxc.target import Target
+from fxc.try_out import try_out
 
 MODULES = (
-    "_torch_build", "_torch_run", "_torch_virtual", "_worker", "convert", "cubin", "cuda_sdk", "graph_run",
-    "graph_text", "host_compiler", "inductor_options", "jobs", "kernels", "lower", "machine", "piece_jobs", "pool",
-    "prove", "random_inputs", "records", "scalars", "shapes", "target", "virtual",
+    "_torch_build", "_torch_run", "_torch_virtual", "_worker", "choose", "convert", "cubin", "cuda_sdk", "graph_run",
+    "graph_text", "host_compiler", "inductor_options", "job_errors", "jobs", "kernels", "lower", "machine",
+    "piece_jobs", "pool", "prove", "random_inputs", "records", "scalars", "shapes", "target", "timing", "try_out",
+    "virtual",
 )  # fmt: skip
 """What decides a binary, whether it is accepted, and what its proof says, given the piece's text."""
 _HERE = Path(__file__).parent
@@ -39,12 +42,6 @@ VERSION = key.digest(b"".join((_HERE / f"{name}.py").read_bytes() for name in MO
 
 WORTH_HEADERS = 3
 """Binaries from which on making precompiled headers saves more than it takes."""
-
-POINTWISE = """def piece(in_0: "f32[64]"):
-    relu = torch.ops.aten.relu.default(in_0)  # f32[64]
-    return (relu,)
-"""
-"""What is compiled first for a GPU that is not here."""
 
 _HINTS = (1021, 509, 251, 127, 61, 31, 17, 13, 11, 7, 5, 3)
 """Primes: an example size that no width of a model is a multiple of."""
@@ -68,6 +65,15 @@ class Unit:
     record: str = ""
     """Digest of what is told of the device, where that is not here."""
 
+    fusions: tuple[str, ...] = ()
+    """Names of those passes that have to be faster than the graph without them."""
+    forms: tuple[tuple[frozenset[str], Unit], ...] = ()
+    """What the unit is without some of them, for each choice; this one has them all."""
+
+    def form(self, left_out: frozenset[str]) -> Unit:
+        """The unit that is compiled without some fusions, and without a choice."""
+        return dict(self.forms)[left_out] if left_out else replace(self, fusions=(), forms=())
+
     @property
     def factors(self) -> list[tuple[str, str]]:
         """Everything that decides what the binary computes and how fast, by name, in order."""
@@ -81,6 +87,7 @@ class Unit:
             ("range", self.range.label),
             ("hints", repr(sorted(self.dims().items()))),
             ("options", repr(sorted(self.options))),
+            ("forms", " ".join(form.key for _, form in self.forms)),
             ("target", msgspec.json.encode(self.target).decode()),
             ("record", self.record),
         ]
@@ -92,7 +99,8 @@ class Unit:
 
     @property
     def _has_kernels(self) -> bool:
-        return (self.target.device == "cuda" and bool(self.piece.custom_ops)) or "torch.ops.fxc." in self.text
+        custom = self.target.device == "cuda" and bool(self.piece.custom_ops)
+        return custom or calls_own(self.piece) or "torch.ops.fxc." in self.text
 
     def dims(self) -> dict[str, tuple[int, int, int]]:
         """Per dimension: lowest, highest, hint."""
@@ -102,6 +110,11 @@ class Unit:
         """Where the binary is compared with eager."""
         middle = {name: hint for name, (_, _, hint) in self.dims().items()}
         return edge_points(self.range, [middle])
+
+
+def calls_own(piece: Piece) -> bool:
+    """Whether what fxc's own ops do becomes part of the binary."""
+    return any(schema.startswith("fxc::") for schema in piece.custom_ops)
 
 
 def hint(low: int, high: int) -> int:
@@ -172,15 +185,23 @@ class Lowering:
             ProofError: a binary does not equal eager.
         """
         wanted = {unit.key: unit for unit in units}
-        waiting = [unit for unit in wanted.values() if not self._take(unit)]
-        self.done.reused = len(wanted) - len(waiting)
+        races = [Race(unit) for unit in wanted.values() if unit.forms and not self._take(unit)]
+        self._make({key: unit for key, unit in wanted.items() if not unit.forms or key in self.done.binaries})
+        self._choose(races)
+        self.done.binaries = {key: self.done.binaries[key] for key in wanted}
+        return self.done
+
+    def _make(self, wanted: Mapping[str, Unit]) -> None:
+        """Compile and check what is not there yet."""
+        waiting = [unit for key, unit in wanted.items() if key not in self.done.binaries and not self._take(unit)]
+        self.done.reused += len(wanted) - len(waiting)
         unproved = 0 if self.force else sum(self.cache.binary(unit.key) is not None for unit in waiting)
-        self.observer.binaries(len(wanted), self.done.reused + unproved)
+        self.observer.binaries(len(wanted), len(wanted) - len(waiting) + unproved)
         running: dict[int, _Running] = {}
         with self.cache.staging() as stage:
             try:
                 if waiting and self.record is not None:
-                    self._try_out(self.record, waiting[0].target, stage)
+                    try_out(self.record, waiting[0].target, VERSION, self.cache, self.pool, stage)
                 self._work(waiting, running, stage)
             except BaseException:
                 self.pool.close()  # before the directory is removed, in which its compilers write
@@ -188,34 +209,49 @@ class Lowering:
             finally:
                 for entry in running.values():
                     entry.lock.close()
-        return self.done
 
-    def _try_out(self, record: Record, target: Target, stage: Path) -> None:
-        """Compile a pointwise piece, before the work that takes long, and see for which device it is; once for each
-        device and toolchain.
+    def _choose(self, races: Sequence[Race]) -> None:
+        """Time forms, one comparison at a time and nothing beside it, and store the best one of each unit."""
+        waiting = [*races]
+        while waiting:
+            needed = {form.key: form for race in waiting for form in race.forms()}
+            self._make({key: form for key, form in needed.items() if key not in self.done.binaries})
+            for race in waiting:
+                if race.fusion is not None and race.even:
+                    race.skip()
+                elif race.fusion is not None:
+                    race.decide(self._time(race))
+            waiting = [race for race in waiting if race.fusion is not None]
+        for race in races:
+            self._adopt(race)
 
-        Raises:
-            CompileError: it does not compile, or there is no machine code for the device in it.
-        """
-        chosen = options(1, True, target, clock=False)
-        told = msgspec.json.encode((record, target)).decode()
-        done = self.cache.scratch("compiler") / f"{key.combine([('lower', VERSION), ('target', told)])}.tried"
-        if done.exists():
-            return
-        directory = stage / "tried"
-        directory.mkdir()
-        job = CompileJob(
-            id=-1, label="a pointwise piece", text=POINTWISE, dims={}, target=target, options=chosen, ops=UserOps(),
-            directory=str(directory), scratch=str(self.cache.scratch("compiler")), fast=False, record=record,
-        )  # fmt: skip
-        self.pool.send(job)
-        reply = self.pool.receive()
-        if reply.result is None or not reply.result["kernels"]:
-            reason = reply.error or "it has no machine code"
-            error = CompileError(f"a piece for {record.name} cannot be compiled here: {reason}", "fxc doctor --target")
-            error.add_note(reply.detail)
-            raise error
-        done.touch()
+    def _time(self, race: Race) -> list[dict[str, Any]]:
+        unit = race.unit
+        with self.cache.staging() as stage:
+            job = TimeJob(
+                id=next(self._ids), label=unit.label, text=unit.piece.text, device=unit.target.device,
+                ops=self._ops(unit), fused=str(self._library(race.best)), apart=str(self._library(race.other)),
+                points=unit.points(), lowest=unit.range.low(), values=unit.piece.values, directory=str(stage),
+            )  # fmt: skip
+            self.pool.send(job)
+            reply = self.pool.receive()
+        self.done.compile_seconds += reply.seconds
+        if reply.result is None:
+            raise failure(unit, reply, checking=True)
+        times: list[dict[str, Any]] = reply.result["times"]
+        return times
+
+    def _adopt(self, race: Race) -> None:
+        """Store the best form as what was asked for."""
+        files = {
+            path.name.replace(race.best.key, race.unit.key): path for path in self.cache.binary_files(race.best.key)
+        }
+        record = msgspec.structs.replace(self.done.binaries[race.best.key], timed=tuple(race.timed))
+        self.cache.store_binary(race.unit.key, files, record, force=True)
+        self.done.binaries[race.unit.key] = record
+
+    def _library(self, unit: Unit) -> Path:
+        return self._files(unit)[f"{unit.key}.so"]
 
     def _take(self, unit: Unit) -> bool:
         """Use what the cache has."""
@@ -297,7 +333,7 @@ class Lowering:
         entry = running[reply.id]
         unit = entry.unit
         if reply.result is None:
-            raise _failure(unit, reply, checking=bool(entry.compiled))
+            raise failure(unit, reply, checking=bool(entry.compiled))
         if not entry.compiled:
             entry.compiled = reply.result
             entry.compile_seconds = reply.seconds
@@ -336,33 +372,3 @@ class Lowering:
 
     def _files(self, unit: Unit) -> dict[str, Path]:
         return {path.name: path for path in self.cache.binary_files(unit.key)}
-
-
-def _failure(unit: Unit, reply: Reply, checking: bool) -> CompileError | ProofError:
-    """The error for a job that failed; its `detail` is what `-v` shows."""
-    error: CompileError | ProofError
-    if not checking:
-        error = CompileError(
-            f"{unit.label} does not compile: {reply.error}", "`-v` shows all that the compiler printed"
-        )
-    elif reply.error.startswith("MadeUpError: "):
-        what = reply.error.removeprefix("MadeUpError: ")
-        error = ProofError(
-            f"{unit.label} cannot be compared: eager fails on made-up inputs at {what}",
-            "give the inputs `values: [low, high]` that the model has answers to, or build with --no-prove",
-        )
-    elif reply.error.startswith("ProofError: "):
-        error = ProofError(
-            f"{unit.label} does not equal eager: {reply.error.removeprefix('ProofError: ')}",
-            "the compiler miscompiles this piece: cut it at an op with partition.splitting_ops, or build with -O0",
-        )
-    else:
-        error = CompileError(
-            f"the binary of {unit.label} does not run: {reply.error}",
-            "a host compiler that links libstdc++ statically makes such binaries: try CXX=g++"
-            if "crashed" in reply.error
-            else "`-v` shows more; where memory is short, use fewer --jobs",
-        )
-    rewritten = f"after passes:\n{unit.text}\n" if unit.text else ""
-    error.add_note(f"piece:\n{unit.piece.text}\n{rewritten}{reply.detail}")
-    return error

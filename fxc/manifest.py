@@ -131,6 +131,20 @@ class Kernel(_Record, frozen=True):
     of fxc's ops are by rules."""
 
 
+class Timed(_Record, frozen=True):
+    """A fusion that was timed against the graph without it, on the machine that built it."""
+
+    fusion: str
+    """Name of the pass."""
+    shape: str
+    """Label of the point, `num_tokens=8`."""
+    fused_us: float
+    """Microseconds of a call of the piece."""
+    apart_us: float
+    """The same without the fusion."""
+    kept: bool
+
+
 class Binary(_Record, frozen=True):
     """A compiled piece: `<key>.so`, and `<key>.json` where custom ops are called from inside."""
 
@@ -154,6 +168,8 @@ class Binary(_Record, frozen=True):
     """What the compiler took for granted about sizes; the proof is what says that it does not matter."""
     kernels: tuple[Kernel, ...] = ()
     """Those that the compiler made; none for a CPU."""
+    timed: tuple[Timed, ...] = ()
+    """Fusions of the piece that were timed."""
 
 
 class File(_Record, frozen=True):
@@ -202,6 +218,8 @@ class PassSite(_Record, frozen=True):
     matches: tuple[str, ...] = ()
     """Nodes that it replaced."""
     near_misses: tuple[NearMiss, ...] = ()
+    timed: tuple[Timed, ...] = ()
+    """At level 3. A fusion that was not kept is among the matches, too."""
 
 
 class PassReport(_Record, frozen=True):

@@ -17,10 +17,13 @@ from torch import fx
 
 from fxc._torch_build import OpOverload, has_effect, overload, schema
 from fxc.errors import SpecError
+from fxc.ops import kv_write
 from fxc.region import OWN_NAMESPACES, Call, Region, is_shared_view, needed_views, reads_data
 from fxc.scalars import is_scalar
 from fxc.traced import Traced
 
+OPEN = (kv_write,)
+"""Ops with an effect that a build makes kernels or plain ops of before it compiles a piece."""
 _COPIES = ("aten::clone", "aten::contiguous", "aten::_to_copy")
 
 
@@ -67,7 +70,8 @@ def check_splitting_ops(names: Iterable[str]) -> None:
 def is_splitting(node: fx.Node, names: Sequence[str]) -> bool:
     """Whether the graph is cut at this node: a listed op, or an op outside aten with an effect.
 
-    The latter since Inductor may drop a copy that such an op relies on, as it cannot see inside.
+    The latter since Inductor may drop a copy that such an op relies on, as it cannot see inside. It does see inside
+    `OPEN` ones.
     """
     target = node.target
     if not isinstance(target, OpOverload):
@@ -77,7 +81,7 @@ def is_splitting(node: fx.Node, names: Sequence[str]) -> bool:
         return True
     if name in _COPIES and _protects(node):
         return True
-    return target.namespace not in OWN_NAMESPACES and has_effect(target)
+    return target.namespace not in OWN_NAMESPACES and target not in OPEN and has_effect(target)
 
 
 def _name_among(node: fx.Node, names: Collection[str]) -> str | None:

@@ -18,12 +18,14 @@ from torch import fx
 from fxc import _torch_build, _torch_run, kernels
 from fxc.graph_run import copied, drawn, placed
 from fxc.graph_text import parse_graph, parse_layout
-from fxc.jobs import CheckJob, CompileJob, UserOps
-from fxc.ops import backends, paged, paged_attention, paged_attention_out
+from fxc.jobs import CheckJob, CompileJob, TimeJob, UserOps
+from fxc.ops import backends, kv_write, paged, paged_attention, paged_attention_out
+from fxc.ops.kv_write import scatter
 from fxc.prove import POINT_BYTES, affordable, compare
 from fxc.scalars import compute
 from fxc.shapes import point_label
 from fxc.target import Target
+from fxc.timing import measure
 
 
 def import_ops(ops: UserOps) -> None:
@@ -31,7 +33,8 @@ def import_ops(ops: UserOps) -> None:
     import fxc.ops
     import fxc.ops.fp8
     import fxc.ops.gemv
-    import fxc.ops.rope  # noqa: F401
+    import fxc.ops.rope
+    import fxc.ops.rope_write  # noqa: F401
 
     if ops.imports:
         sys.path.append(ops.directory)
@@ -77,14 +80,16 @@ def compile_piece(job: CompileJob) -> dict[str, Any]:
 def _kernels(target: Target) -> dict[Any, Callable[..., Any]]:
     """Ops that a binary for this target has the kernels of, and what launches those; on the CPU what the compiler makes
     of their references."""
-    from fxc.ops import fp8, gemv, rope
+    from fxc.ops import fp8, gemv, rope, rope_write
 
     if target.device != "cuda":
         return {
             fp8.norm_fp8: fp8.norm_reference,
             fp8.gated_fp8: fp8.gated_reference,
             gemv.gemv: torch.nn.functional.linear,
+            kv_write: scatter,
             rope.norm_rope: rope.reference,
+            rope_write.norm_rope_write: rope_write.reference,
         }
     from fxc.ops import fp8_triton, gemv_triton, paged_triton, rope_triton
 
@@ -94,11 +99,14 @@ def _kernels(target: Target) -> dict[Any, Callable[..., Any]]:
         fp8.norm_fp8: partial(fp8_triton.norm, call=paged_triton.trace),
         fp8.gated_fp8: partial(fp8_triton.gated, call=paged_triton.trace),
         gemv.gemv: partial(gemv_triton.gemv, call=paged_triton.trace),
+        kv_write: partial(paged_triton.write, call=paged_triton.trace),
         rope.norm_rope: partial(rope_triton.norm_rope, call=paged_triton.trace),
+        rope_write.norm_rope_write: partial(rope_triton.norm_rope_write, call=paged_triton.trace),
     }
 
 
-PLAIN = {paged_attention: paged.reference, paged_attention_out: paged.reference_out}
+ATTENTION = {paged_attention: paged.reference, paged_attention_out: paged.reference_out}
+PLAIN = {**ATTENTION, kv_write: scatter}
 """Ops that a CUDA binary has kernels of, and what computes the same without them."""
 
 
@@ -133,8 +141,9 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
     graph, layouts = parse_graph(job.text)
     run = _torch_run.runner(Path(job.library), torch.device(job.device)) if job.library else _as_python(job.rewritten)
     compiled = [node for node in graph.nodes if node.target in PLAIN] if job.device == "cuda" or not job.library else []
+    attention = [node for node in compiled if node.target in ATTENTION]
     given = list(graph.find_nodes(op="placeholder"))[:6]
-    if any(list(node.args[:6]) != given for node in compiled):
+    if any(list(node.args[:6]) != given for node in attention):
         reason = "arguments of attention are made in the piece: made-up ones would not fit together"
         return {
             "proof": [],
@@ -156,7 +165,7 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
             unproved.append({"shape": label, "reason": f"its tensors take several times {budget >> 20} MiB"})
             continue
         try:
-            errors = _check_point(eager, run, job, layouts, point, bool(compiled))
+            errors = _check_point(eager, run, job, layouts, point, bool(attention))
         except torch.OutOfMemoryError:  # others have taken what was free
             torch.cuda.empty_cache()
             budget //= 4
@@ -209,6 +218,52 @@ def _eager(eager: fx.GraphModule, inputs: list[torch.Tensor], label: str) -> tup
         raise MadeUpError(f"{label}: {str(error).partition(chr(10))[0]}") from error
     return results
 
+
+def time_piece(job: TimeJob) -> dict[str, Any]:
+    """Time two binaries at every point, in turns: on a GPU inside CUDA graphs, without the host's work.
+
+    Returns:
+        {"times": [{"shape", "fused_us", "apart_us"}]}
+    """
+    import_ops(job.imports)
+    device = torch.device(job.device)
+    pieces = {name: _torch_run.runner(Path(getattr(job, name)), device) for name in ("fused", "apart")}
+    _, layouts = parse_graph(job.text)
+    budget = min(POINT_BYTES, _free_bytes(job.device) // HELD)
+    times = {}
+    for wanted in job.points:
+        point = affordable(job.text, wanted, job.lowest, budget)
+        if point is None or point_label(point) in times:
+            continue
+        inputs = [
+            drawn(layout, point, values, job.device, seed)
+            for seed, (layout, values) in enumerate(zip(layouts, job.values, strict=True))
+        ]
+        with torch.no_grad():
+            calls = {name: _call(run, inputs, job.device) for name, run in pieces.items()}
+            wait = torch.cuda.synchronize if job.device == "cuda" else None
+            found = measure(calls, ROUNDS, wait)
+        many = CAPTURED if job.device == "cuda" else 1
+        times[point_label(point)] = {f"{name}_us": round(found[name].step_us / many, 3) for name in calls}
+    return {"times": [{"shape": shape, **line} for shape, line in times.items()]}
+
+
+def _call(run: _torch_run.Piece, inputs: list[torch.Tensor], device: str) -> Callable[[], object]:
+    """A call of a piece; on a GPU a graph of `CAPTURED` calls."""
+    if device == "cpu":
+        return partial(run, inputs)
+    run(inputs)  # loads its kernels
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CAPTURED):
+            run(inputs)
+    return graph.replay
+
+
+ROUNDS = 20
+"""How often two binaries are timed in turns."""
+CAPTURED = 20
+"""Calls in a graph: so many that starting it takes no part of the time."""
 
 HELD = 12
 """How many times the bytes that `affordable` counts a check holds at its peak: inputs and results twice, and one result

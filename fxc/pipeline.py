@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fxc import executors, identity, machine, records, target_build
+from fxc import choose, executors, identity, machine, records, target_build
 from fxc.cache import Cache
 from fxc.errors import CacheIOError, CompileError, FxcError, SpecError, UsageError
 from fxc.manifest import Manifest, PassReport, Proof, Unproved
@@ -137,6 +137,8 @@ def build_for(
     if jobs is not None and jobs < 1:
         raise UsageError(f"--jobs {jobs}: expected 1 or more")
     executors.check(executor)
+    if executor != executors.LOCAL and spec.compile.level == 3:
+        raise UsageError(f"executor {executor}: level 3 times fusions on the machine that builds", "-O2")
     launch = partial(executors.start, executor, jobs, cache, observer)
     goal = Goal.of(spec, record, march)
     found = None if force or passes else identity.find(spec, directory, place, cache, compiler=True, target=goal.target)
@@ -215,7 +217,8 @@ def _miss(
     made = [lowered.binaries[name] for name in sorted(lowered.binaries)]
     proof, unproved = rehearsal or ((), ())
     manifest = msgspec.structs.replace(
-        manifest, binaries=lowered.binaries, proof=(*proof, *(line for binary in made for line in binary.proof)),
+        manifest, binaries=lowered.binaries, passes=choose.report(manifest.passes, manifest.pieces, made),
+        proof=(*proof, *(line for binary in made for line in binary.proof)),
         unproved=(*unproved, *(line for binary in made for line in binary.unproved)),
         proved=rehearsal is not None and all(binary.checked for binary in made),
         created=datetime.now(UTC).isoformat(timespec="seconds"),

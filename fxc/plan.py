@@ -114,9 +114,12 @@ def make_plan(
     compiled = {
         name: out for backend in chosen.values() for name, out in backend.compiled.items() if spec.compile.level
     }
-    parts = {f"step_{i}": partition(traced, ops, compiled) for i, traced in enumerate(traces)}
+    level = spec.compile.level if record is None else min(spec.compile.level, rewrite.TIMED - 1)  # there is no clock
+    found = rewrite.Found(passes, target, level)
+    whole = {name: found.whole(traced, name) for name, traced in ((f"step_{i}", t) for i, t in enumerate(traces))}
+    parts = {name: partition(traced, ops, compiled) for name, traced in whole.items()}
     records = identity.sources(sorted(read_files), read.variables, directory, began)
-    manifest, files, units = _assemble(spec, source, target, parts, weights, all_names, records, passes, record)
+    manifest, files, units = _assemble(spec, source, target, parts, weights, all_names, records, found, record)
     paths = (os.path.abspath(directory / name) if name.endswith(".py") else name for name in source.imports)
     user_ops = UserOps(tuple(paths), str(directory), identity.files(records, directory))
     seconds = {"trace": traced_at - start, "partition": time.perf_counter() - traced_at}
@@ -145,14 +148,13 @@ def _qualified(node: torch.fx.Node) -> str:
 
 def _assemble(
     spec: Spec, source: ModelSource, target: Target, parts: Mapping[str, Partition], weights: Mapping[str, Weight],
-    names: set[str], records: Sequence[Source], passes: Sequence[Pass], record: Record | None,
+    names: set[str], records: Sequence[Source], found: rewrite.Found, record: Record | None,
 ) -> tuple[Manifest, dict[str, bytes], list[lower.Unit]]:  # fmt: skip
     """The manifest, the files of the rank's directory, and what has to be compiled."""
     traces = [part.traced for part in parts.values()]
     used_weights, constants = _used(traces, weights)
     unique = stitch.unique_pieces(parts.values())
     numbers = {digest: f"piece_{index}" for index, digest in enumerate(unique)}
-    found = rewrite.Found(passes)
     programs, units = _programs(spec, parts, target, numbers, found, record)
     title = f"{source.name}, traced by fxc {identity.fxc_version()}."
     order = [weight.name for weight in used_weights] + list(constants)
@@ -320,7 +322,10 @@ def _factors(
         ("constants", key.digest(constants)),
         (
             "kernels",
-            lower.KERNELS if target.device == "cuda" and any(c.piece.custom_ops for c in unique.values()) else "",
+            lower.KERNELS
+            if any(lower.calls_own(call.piece) for call in unique.values())
+            or (target.device == "cuda" and any(call.piece.custom_ops for call in unique.values()))
+            else "",
         ),
         ("weights", key.digest(bound)),
         ("torch", target.torch),

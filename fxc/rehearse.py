@@ -1,8 +1,9 @@
 """Runs whole programs before they are published: the stitched text against the graph that was traced.
 
 Every piece runs as the Python it was compiled from, so that both sides call the same ops in the same order, and what
-could differ is what fxc did between tracing and stitching: which tensor goes where, what is computed again on the other
-side of a cut, what is written and when. That binaries equal their pieces is proved piece by piece.
+could differ is what fxc did between tracing and stitching: what passes made of the whole graph, which tensor goes
+where, what is computed again on the other side of a cut, what is written and when. That binaries equal their pieces is
+proved piece by piece.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class _Step:
 
     def check(self, point: Mapping[str, int]) -> Proof | str:
         """The comparison at `point`, or why there is none."""
-        traced = self.part.traced
+        traced = self.part.traced.original or self.part.traced
         where = f"{self.name} at {point_label(point)}"
         limit = tolerance(print_graph(traced.graph, "f"))
         try:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torch import fx
+
+from fxc import choose
+from fxc._torch_build import map_leaves
+from fxc.cache import key
 from fxc.convert import suggest
 from fxc.errors import FxcError, PassError, SpecError, UsageError
 from fxc.imports import importable
@@ -17,10 +22,11 @@ from fxc.lower import Unit
 from fxc.manifest import NearMiss, PassReport, PassSite
 from fxc.models.files import load_file
 from fxc.models.target import describe
-from fxc.passes import PIPELINE, Fusion, Outcome, Pass, Ran, configure, enabled, identity, run
+from fxc.passes import PIPELINE, Outcome, Pass, Ran, configure, costs, enabled, identity, run, run_whole
 from fxc.shapes import Range
 from fxc.spec import Spec
 from fxc.target import Target
+from fxc.traced import Traced
 
 
 def passes(
@@ -85,11 +91,23 @@ def _import(where: str, place: str, directory: Path) -> ModuleType:
         raise SpecError(f"{where}: {place} cannot be imported: {describe(error)}", hint) from error
 
 
+TIMED = 3
+"""The level from which on fusions are timed."""
+
+
 class Found:
     """Runs passes over units, and keeps what they found."""
 
-    def __init__(self, passes: Sequence[Pass]) -> None:
+    def __init__(self, passes: Sequence[Pass], target: Target, level: int) -> None:
+        """
+        Args:
+            level: `compile.level`: whether fusions are kept by what was measured, or timed.
+        """
         self.passes = passes
+        self.device = target.device
+        self.level = level
+        self._piece_passes = [entry for entry in passes if entry.scope == "piece"]
+        self._costs = costs.of(target.compute_capability) if level < TIMED else ()
         self._ran: dict[tuple[str, Range], Ran] = {}
         self._sites: dict[tuple[str, str, str], Outcome] = {}
         """By pass, piece and range."""
@@ -99,7 +117,31 @@ class Found:
     @property
     def identity(self) -> str:
         """All passes that run, with options and sources: a factor of the artifact's name."""
-        return " ".join(f"{entry.name}:{identity(entry)}" for entry in self.passes)
+        parts = [f"{entry.name}:{identity(entry)}" for entry in self.passes]
+        return " ".join([*parts, *([f"costs:{key.digest(repr(self._costs).encode())}"] if self._costs else [])])
+
+    def whole(self, traced: Traced, name: str) -> Traced:
+        """The graph with what passes make of it before it is cut; itself where they find nothing.
+
+        Args:
+            name: of the step, `step_0`.
+        """
+        passes = [entry for entry in self.passes if entry.scope == "graph"]
+        if not passes:
+            return traced
+        copy = copied(traced)
+        try:
+            changed, outcomes = run_whole(copy.graph, traced.range, passes, self.device)
+        except PassError as error:
+            raise _named(error, name) from error.__cause__
+        for entry, outcome in outcomes:
+            self._sites[entry, name, traced.range.label] = outcome
+            self._general[entry, name] = len(outcome.matches)
+        if not changed:
+            return traced
+        results = dict(zip(_results(traced), _results(copy), strict=True))
+        output = map_leaves(lambda leaf: results[leaf] if isinstance(leaf, fx.Node) else leaf, traced.output)
+        return dataclasses.replace(copy, output=output, original=traced)
 
     def rewritten(self, unit: Unit, name: str, general: bool) -> Unit:
         """The unit with what passes make of its piece.
@@ -111,18 +153,28 @@ class Found:
         at = (unit.piece.text, unit.range)
         if at not in self._ran:
             try:
-                self._ran[at] = run(unit.piece.text, unit.range, self.passes)
+                self._ran[at] = run(unit.piece.text, unit.range, self._piece_passes, self._costs)
             except PassError as error:
-                error.message = f"{unit.label}: {error.message}"
-                error.args = (error.message,)
-                raise
+                raise _named(error, unit.label) from error.__cause__
         ran = self._ran[at]
         for entry, outcome in ran.outcomes:
             self._sites[entry, name, unit.range.label] = outcome
             if general:
                 most = max(self._general.get((entry, name), 0), len(outcome.matches))
                 self._general[entry, name] = most
-        return replace(unit, text=ran.text, passes=ran.identity) if ran.changed_by else unit
+        if not ran.changed_by:
+            return unit
+        made = dataclasses.replace(unit, text=ran.text, passes=ran.identity)
+        fusions = [entry.name for entry in ran.changed_by if entry.fuses]
+        if self.level < TIMED or not fusions:
+            return made
+
+        def without(left_out: frozenset[str]) -> Unit:
+            rest = [entry for entry in self._piece_passes if entry.name not in left_out]
+            other = run(unit.piece.text, unit.range, rest)
+            return dataclasses.replace(unit, text=other.text, passes=other.identity) if other.changed_by else unit
+
+        return choose.forms(made, fusions, without)
 
     def reports(self) -> tuple[PassReport, ...]:
         """One for each pass.
@@ -153,6 +205,29 @@ class Found:
         return PassReport(
             name=entry.name,
             matches=sum(count for (name, _), count in self._general.items() if name == entry.name),
-            missed=isinstance(entry, Fusion) and bool(sites) and not any(site.matches for site in sites),
+            missed=entry.fuses and bool(sites) and not any(site.matches for site in sites),
             sites=sites,
         )
+
+
+def _named(error: PassError, where: str) -> PassError:
+    """The error, with the place where it came up."""
+    error.message = f"{where}: {error.message}"
+    error.args = (error.message,)
+    return error
+
+
+def copied(traced: Traced) -> Traced:
+    """A graph of its own, to be changed, whose results are still to be put into the output's structure."""
+    graph = fx.Graph()
+    places: dict[fx.Node, Any] = {}
+    graph.output(graph.graph_copy(traced.graph, places))
+    for node in graph.nodes:
+        if "base" in node.meta:
+            node.meta["base"] = places[node.meta["base"]]
+    return dataclasses.replace(traced, graph=graph)
+
+
+def _results(traced: Traced) -> list[Any]:
+    (output,) = traced.graph.find_nodes(op="output")
+    return list(output.args[0])

@@ -47,6 +47,8 @@ class Traced:
     conditions: list[Condition] = field(default_factory=list)
     mutated: set[str] = field(default_factory=set)
     """Names of inputs, weights and constants that the graph writes into."""
+    original: Traced | None = None
+    """What was traced, where passes have changed the whole graph."""
 
 
 def normalise(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import fx
 
@@ -38,7 +38,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Pass:
-    """A rewrite of one piece's graph. The fields of a subclass are its options, with defaults, in `passes.NAME`.
+    """A rewrite of one piece's graph, or of the whole one. The fields of a subclass are its options, with defaults, in
+    `passes.NAME`.
 
     A graph is ATen as the model was traced, not functionalised, in the order in which it runs; `meta["layout"]` of a
     node is its `dtype[shape]`. Inputs and the layouts of results stay as they are. New nodes need no metadata.
@@ -46,9 +47,15 @@ class Pass:
 
     enabled: bool = True
     expect: int | None = None
-    """How often the pass has to match in the unique pieces of the general program; another count fails the build."""
+    """How often the pass has to match in the unique pieces of the general program, or in the whole graph; another count
+    fails the build."""
 
     name: ClassVar[str]
+    scope: ClassVar[Literal["piece", "graph"]] = "piece"
+    """Whether it rewrites each piece, for each range and size, or the graph before it is cut, for all sizes at once:
+    for what lies on both sides of a cut."""
+    fuses: ClassVar[bool] = False
+    """Whether it puts fewer kernels in place of several: people are told where it only almost found some."""
     level: ClassVar[int] = 2
     """The lowest `compile.level` at which it runs."""
     kernels: ClassVar[tuple[str, ...]] = ()
@@ -98,9 +105,13 @@ class Fusion(Pass):
     nothing that it reads may be written in the piece.
     """
 
+    fuses: ClassVar[bool] = True
     pattern: ClassVar[Pattern]
     outputs: ClassVar[tuple[str, ...]] = ("root",)
     """Names in the pattern of the nodes that `replace` makes again; `root` is where the match started."""
+    at: ClassVar[str] = ""
+    """Name in the pattern of a node in whose place new ones are put, so that what it reads may be written into before
+    and after. Without one, they are put behind all that the match reads."""
 
     def anchors(self, graph: fx.Graph, box: Range) -> Iterable[fx.Node]:
         """Where a match may start."""
@@ -150,27 +161,39 @@ class Fusion(Pass):
     def _bound(self, graph: fx.Graph, found: Found, box: Range) -> Iterator[NearMiss]:
         """What in the rest of the graph stands against a match."""
         inner, ends = set(found.inner), self._ends(found).values()
+        held, reads = found.values.get(self.at), self._moved_reads(found)
         for node in found.inner:
             other = next((user for user in node.users if user not in inner), None)
             if other is not None and node not in ends:
                 yield NearMiss(node.name, f"its value is used by {other.name}, too")
         written = roots_written(graph)
-        for node in (*found.inner, *found.reads):
+        for node in (*found.inner, *reads):
             if shared_root(node) in written:
-                yield NearMiss(node.name, "it is written into in this piece")
+                yield NearMiss(node.name, f"it is written into in this {self.scope}")
             if not is_known(node, box):
                 yield NearMiss(node.name, "its size depends on data")
         order = {node: index for index, node in enumerate(graph.nodes)}
-        last = max(found.reads, key=order.__getitem__)
+        last = held or max(reads, key=order.__getitem__)
+        for node in reads:
+            if order[node] > order[last]:
+                yield NearMiss(node.name, f"is not there yet where {last.name} stands")
         for node in ends:
             first = min((user for user in node.users if user not in inner), key=order.__getitem__, default=None)
             if first is not None and order[first] <= order[last]:
                 yield NearMiss(node.name, f"{first.name} needs it before {last.name} is there")
 
+    def _moved_reads(self, found: Found) -> tuple[fx.Node, ...]:
+        """What a match reads at another place than before."""
+        held = found.values.get(self.at)
+        if held is None:
+            return found.reads
+        rest = Found(inner=tuple(node for node in found.inner if node is not held))
+        return tuple(node for node in rest.reads if node is not held)
+
     def _replace(self, graph: fx.Graph, found: Found, layouts: Layouts) -> NearMiss | None:
         """Put new nodes in place of a match; a value of another layout than it had is none of them."""
         order = {node: index for index, node in enumerate(graph.nodes)}
-        place = behind(max(found.reads, key=order.__getitem__))
+        place = found.values.get(self.at) or behind(max(found.reads, key=order.__getitem__))
         new = New(graph, place, layouts)
         made = self.replace(new, found)
         inner = set(found.inner)

@@ -88,13 +88,14 @@ def ancestors(node: fx.Node, stops: Iterable[Any]) -> Iterator[fx.Node]:
 def shared_root(node: fx.Node) -> fx.Node:
     """The first of the tensors whose memory this one may show."""
     while node.op == "call_function" and node.all_input_nodes:
-        if node.target is not operator.getitem and not _may_view(node):
+        if node.target is not operator.getitem and not may_view(node):
             break
         node = node.all_input_nodes[0]
     return node
 
 
-def _may_view(node: fx.Node) -> bool:
+def may_view(node: fx.Node) -> bool:
+    """Whether the result may show the memory of an argument."""
     return isinstance(node.target, OpOverload) and any(result.alias_info for result in schema(node.target).returns)
 
 
@@ -123,15 +124,15 @@ def is_known(node: fx.Node, box: Range) -> bool:
 
 
 def same_layout(one: str, other: str, box: Range) -> bool:
-    """Whether two layouts are the same at every point of `box`."""
+    """Whether two layouts are the same at every point of `box`; no element is reached by the stride of a size of 1."""
     if one == other:
         return True
     (kind, sizes, strides), (other_kind, other_sizes, other_strides) = parse_layout(one), parse_layout(other)
     if kind != other_kind or len(sizes) != len(other_sizes):
         return False
     steps, other_steps = strides or _contiguous(sizes), other_strides or _contiguous(other_sizes)
-    pairs = [(a, b) for a, b in zip([*sizes, *steps], [*other_sizes, *other_steps], strict=True) if a != b]
-    return all(same_size(a, b, box) for a, b in pairs)
+    reached = [(a, b) for size, a, b in zip(sizes, steps, other_steps, strict=True) if size != "1"]
+    return all(same_size(a, b, box) for a, b in (*zip(sizes, other_sizes, strict=True), *reached))
 
 
 def same_size(one: str, other: str, box: Range) -> bool:
@@ -180,8 +181,9 @@ def sweep(graph: fx.Graph) -> None:
 class Layouts:
     """Layouts of new nodes, found by running their ops on tensors without memory."""
 
-    def __init__(self, box: Range) -> None:
+    def __init__(self, box: Range, device: str = "cpu") -> None:
         self.box = box
+        self.device = device
         self._fakes: dict[fx.Node, Any] = {}
 
     @cached_property
@@ -197,6 +199,10 @@ class Layouts:
         """`f32[n, 256]`; None for what is no tensor."""
         value = self._fakes[node] = self._run(node)
         return layout(value, self._written) if isinstance(value, torch.Tensor) else None
+
+    def value(self, node: fx.Node) -> Any:
+        """What the node makes, without memory."""
+        return self._value(node)
 
     def _written(self, size: Any) -> str:
         expr = private.expression(size)
@@ -217,4 +223,4 @@ class Layouts:
         kind, sizes, strides = parse_layout(text)
         values = self._symbols.values
         steps = None if strides is None else [compute(step, values) for step in strides]
-        return self._symbols.tensor([compute(size, values) for size in sizes], steps, kind, "cpu")
+        return self._symbols.tensor([compute(size, values) for size in sizes], steps, kind, self.device)

@@ -17,9 +17,10 @@ from fxc.cache import key
 from fxc.convert import convert
 from fxc.errors import PassError, SpecError, UsageError
 from fxc.graph_text import parse_graph, print_graph, rename
-from fxc.passes.base import Outcome, Pass
+from fxc.passes.base import NearMiss, Outcome, Pass
 from fxc.passes.check import complete, contract, fault
-from fxc.passes.graph import sweep
+from fxc.passes.costs import Cost, slower
+from fxc.passes.graph import source, sweep
 from fxc.shapes import Range
 from fxc.target import Target
 
@@ -76,6 +77,10 @@ def _module_file(name: str) -> Path:
     return Path(spec.origin)
 
 
+Outcomes = tuple[tuple[str, Outcome], ...]
+"""By name of the pass, of those that looked at something."""
+
+
 @dataclass(frozen=True)
 class Ran:
     """What passes made of a piece for a range of sizes."""
@@ -83,8 +88,7 @@ class Ran:
     text: str
     """Canonical source, as `Piece.text`; the same where no pass found anything."""
     changed_by: tuple[Pass, ...] = ()
-    outcomes: tuple[tuple[str, Outcome], ...] = ()
-    """By name of the pass, of those that looked at something."""
+    outcomes: Outcomes = ()
 
     @property
     def identity(self) -> str:
@@ -92,20 +96,55 @@ class Ran:
         return key.combine([(entry.name, identity(entry)) for entry in self.changed_by]) if self.changed_by else ""
 
 
-def run(text: str, box: Range, passes: Iterable[Pass]) -> Ran:
+def run(text: str, box: Range, passes: Iterable[Pass], costs: Sequence[Cost] = ()) -> Ran:
     """Run passes, in order, over a piece's source for the sizes in `box`.
+
+    Args:
+        costs: what was measured of fusions; those that are slower for these sizes are taken back.
 
     Raises:
         PassError: a pass failed, or left a graph that is not valid.
     """
     graph, _ = parse_graph(text)
+    graph, changed_by, outcomes = _all(graph, box, passes, costs, None)
+    if not changed_by:
+        return Ran(text, (), outcomes)
+    rename(graph)
+    return Ran(print_graph(graph, "piece"), changed_by, outcomes)
+
+
+def run_whole(graph: fx.Graph, box: Range, passes: Iterable[Pass], device: str) -> tuple[bool, Outcomes]:
+    """Run passes, in order, over a traced graph, which they change.
+
+    Args:
+        device: where the graph's tensors lie.
+
+    Returns:
+        Whether they did, and what they found.
+
+    Raises:
+        PassError: a pass failed, or left a graph that is not valid.
+    """
+    _, changed_by, outcomes = _all(graph, box, passes, (), device)
+    return bool(changed_by), outcomes
+
+
+def _all(
+    graph: fx.Graph, box: Range, passes: Iterable[Pass], costs: Sequence[Cost], device: str | None
+) -> tuple[fx.Graph, tuple[Pass, ...], Outcomes]:
+    """The graph, those that changed it, and what all of them found."""
     wanted = contract(graph)
     before, changed_by, outcomes = print_graph(graph, "piece"), [], []
     for entry in passes:
         if not entry.wants(box):
             continue
-        outcome = _one(entry, graph, box)
+        known = {*graph.nodes}
+        outcome = _one(entry, graph, box, device)
         after = print_graph(graph, "piece")
+        made = [node for node in graph.nodes if node not in known and source(node).startswith("fxc::")]
+        if reason := slower(costs, entry.name, made, box):
+            (graph, _), after = parse_graph(before), before
+            outcome = Outcome((), (*outcome.near_misses, *(NearMiss(name, reason) for name in outcome.matches)))
         if outcome.anchors:
             outcomes.append((entry.name, outcome))
         if after != before:
@@ -116,20 +155,18 @@ def run(text: str, box: Range, passes: Iterable[Pass]) -> Ran:
                 raise error
             changed_by.append(entry)
             before = after
-    if not changed_by:
-        return Ran(text, (), tuple(outcomes))
-    rename(graph)
-    return Ran(print_graph(graph, "piece"), tuple(changed_by), tuple(outcomes))
+    return graph, tuple(changed_by), tuple(outcomes)
 
 
 _OFF = "mend it, or build with --set passes.{}.enabled=false"
 
 
-def _one(entry: Pass, graph: fx.Graph, box: Range) -> Outcome:
+def _one(entry: Pass, graph: fx.Graph, box: Range, device: str | None) -> Outcome:
+    known = {*graph.nodes}
     try:
         outcome = entry.run(graph, box)
         sweep(graph)
-        complete(graph, box)
+        complete(graph, box, known, device)
     except Exception as error:
         what = f"pass {entry.name} failed: {type(error).__name__}: {error}"
         raise PassError(what, _OFF.format(entry.name)) from error

@@ -163,6 +163,38 @@ class Call(Pattern):
             yield from _all(pairs, here, stuck)
 
 
+@dataclass(frozen=True)
+class Made(Pattern):
+    """A call of an op, whatever its arguments are: the replacement reads them off the node."""
+
+    op: Any
+    name: str
+
+    def find(self, value: Any, so_far: Found, stuck: _Stuck) -> Iterator[Found]:
+        if not isinstance(value, fx.Node) or value.target is not self.op:
+            stuck.note(so_far, value, expected=str(schema(self.op).name))
+            return
+        for named in _bind(self.name, value, so_far):
+            yield Found(named.values, (*so_far.inner, value))
+
+
+@dataclass(frozen=True)
+class Through(Pattern):
+    """`pattern`, behind any number of calls of `ops`, which only move the elements of their first argument."""
+
+    ops: tuple[Any, ...]
+    pattern: Pattern
+    name: str
+    """Stands for these calls, the last one first."""
+
+    def find(self, value: Any, so_far: Found, stuck: _Stuck) -> Iterator[Found]:
+        yield from self.pattern.find(value, so_far, stuck)
+        if isinstance(value, fx.Node) and value.target in self.ops:
+            moves = (*so_far.values.get(self.name, ()), value)
+            here = Found({**so_far.values, self.name: moves}, (*so_far.inner, value))
+            yield from self.find(value.args[0], here, stuck)
+
+
 def _all(pairs: list[tuple[Pattern, Any]], so_far: Found, stuck: _Stuck) -> Iterator[Found]:
     """Ways in which all arguments fit at once."""
     if not pairs:

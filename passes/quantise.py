@@ -86,9 +86,15 @@ def _at_least(pattern: Pattern, name: str) -> Pattern:
 def casts(graph: fx.Graph, heads: Iterable[Any]) -> Iterator[fx.Node]:
     """The anchors: casts to FP8 of what is computed with one of the ops `heads`."""
     heads = tuple(heads)
+    for node in fp8_casts(graph):
+        if any(is_op(found, *heads) for found in ancestors(node, CONTRACTIONS)):
+            yield node
+
+
+def fp8_casts(graph: fx.Graph) -> Iterator[fx.Node]:
+    """All casts to FP8."""
     for node in graph.nodes:
-        is_cast = is_op(node, aten.to.dtype, TO_COPY) and arguments(node)["dtype"] in _FP8
-        if is_cast and any(is_op(found, *heads) for found in ancestors(node, CONTRACTIONS)):
+        if is_op(node, aten.to.dtype, TO_COPY) and arguments(node)["dtype"] in _FP8:
             yield node
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fxc.errors import TraceError
 from fxc.models.target import describe
 from fxc.ops.attention import attention, visible
-from fxc.ops.kv_write import scatter
+from fxc.ops.kv_write import kv_write
 from fxc.ops.paged import paged_attention
 
 PROBE = "fxc_probe"
@@ -206,7 +206,7 @@ def _attend_paged(
     q, k, v = (tensor.transpose(1, 2)[0] for tensor in (query, key, value))
     inputs = _paged.get()
     k_cache, v_cache = inputs.k_caches[index], inputs.v_caches[index]
-    scatter(k, v, k_cache, v_cache, inputs.slot_mapping)
+    kv_write(k, v, k_cache, v_cache, inputs.slot_mapping)
     out: Tensor = paged_attention(
         q, k_cache, v_cache, inputs.block_table, inputs.seq_lens, inputs.query_starts, sinks,
         scale=scale, window=pattern.window, chunk=pattern.chunk, softcap=softcap,

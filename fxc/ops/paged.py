@@ -10,6 +10,9 @@ The new tokens' keys and values are in the cache already (`fxc::kv_write`). Quer
 seq_len - n + i and sees the keys up to its own, and of these what `fxc::attention` documents for window, chunk and
 sinks. Tokens of no request and of pad requests come out as zeros. Blocks that no query sees are not read.
 
+With `output_scale`, float32 of one element, the result is clamp(y / output_scale, -448, 448) in float8_e4m3fn, or
+y * output_scale with `output_inverse`, of the y in float32; NaN stays NaN.
+
 `attention.paged_out` writes the result into its last argument and returns nothing.
 """
 
@@ -25,7 +28,8 @@ from fxc.ops.attention import visible
 
 ARGUMENTS = (
     "Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor seq_lens, Tensor query_starts, "
-    "Tensor? sinks=None, *, float? scale=None, int? window=None, int? chunk=None, float? softcap=None"
+    "Tensor? sinks=None, Tensor? output_scale=None, *, float? scale=None, int? window=None, int? chunk=None, "
+    "float? softcap=None, bool output_inverse=False"
 )
 
 SHAPES = {
@@ -36,13 +40,22 @@ SHAPES = {
     "seq_lens": "[requests]",
     "query_starts": "[requests + 1]",
 }
+FP8 = torch.float8_e4m3fn
+LARGEST = 448.0
+"""Of it."""
 
 
 def reference(q: Tensor, k_cache: Tensor, v_cache: Tensor, *more: Any, **options: Any) -> Tensor:
     """The op on the CPU; right on any device."""
-    out = q.new_empty((*q.shape[:-1], v_cache.shape[-1]))
+    out = empty(q, v_cache, *more[4:5], **options)
     reference_out(q, k_cache, v_cache, *more, out=out, **options)
     return out
+
+
+def empty(q: Tensor, v_cache: Tensor, output_scale: Tensor | None = None, **_: Any) -> Tensor:
+    """Memory for the result."""
+    kind = q.dtype if output_scale is None else FP8
+    return q.new_empty((*q.shape[:-1], v_cache.shape[-1]), dtype=kind)
 
 
 def reference_out(
@@ -53,15 +66,18 @@ def reference_out(
     seq_lens: Tensor,
     query_starts: Tensor,
     sinks: Tensor | None = None,
+    output_scale: Tensor | None = None,
     *,
     scale: float | None = None,
     window: int | None = None,
     chunk: int | None = None,
     softcap: float | None = None,
+    output_inverse: bool = False,
     out: Tensor,
 ) -> None:
     """Plain and right: request by request, softmax in float32 or better."""
-    check(q, k_cache, v_cache, block_table, seq_lens, query_starts, sinks, scale, window, chunk, softcap, out=out)
+    options = {"scale": scale, "window": window, "chunk": chunk, "softcap": softcap, "out": out}
+    check(q, k_cache, v_cache, block_table, seq_lens, query_starts, sinks, output_scale, **options)  # type: ignore[arg-type]
     _check_sizes(q, block_table, seq_lens, query_starts, out)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     starts, lengths = query_starts.tolist(), seq_lens.tolist()
@@ -74,7 +90,8 @@ def reference_out(
             blocks = block_table[request, first // k_cache.shape[1] : -(-length // k_cache.shape[1])].long()
             key, value = (cache[blocks].flatten(0, 1)[: length - first] for cache in (k_cache, v_cache))
             seen = visible(position[:, None], torch.arange(first, length, device=q.device), True, window, chunk)
-            out[begin:end] = _one(q[begin:end], key, value, seen, sinks, scale, softcap).to(out.dtype)
+            mixed = _one(q[begin:end], key, value, seen, sinks, scale, softcap)
+            out[begin:end] = _rounded(mixed, output_scale, output_inverse).to(out.dtype)
 
 
 def make_up(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, lengths: Tensor, starts: Tensor) -> None:
@@ -118,6 +135,13 @@ def _one(
     return torch.einsum("hqk,khd->qhd", weights[..., : k.shape[0]], value)
 
 
+def _rounded(y: Tensor, scale: Tensor | None, inverse: bool) -> Tensor:
+    """What is rounded to the result."""
+    if scale is None:
+        return y
+    return (y * scale if inverse else y / scale).clamp(-LARGEST, LARGEST)
+
+
 def _first(position: int, window: int | None, chunk: int | None) -> int:
     """The first key that the query at `position` sees."""
     low = max(0, position)
@@ -126,7 +150,7 @@ def _first(position: int, window: int | None, chunk: int | None) -> int:
 
 def _paged_cuda(q: Tensor, *more: Any, out: Tensor | None = None, **options: Any) -> Tensor:
     check(q, *more, out=out, **options)
-    _, _, table, lengths, starts, *_ = more
+    _, _, table, lengths, starts = more[:5]
     _check_sizes(q, table, lengths, starts, out)
     from fxc.ops import paged_triton
 
@@ -140,7 +164,7 @@ def _paged_out_cuda(*args: Any, out: Tensor, **options: Any) -> None:
 
 def _fake(q: Tensor, k_cache: Tensor, v_cache: Tensor, *more: Any, **options: Any) -> Tensor:
     check(q, k_cache, v_cache, *more, **options)
-    return q.new_empty((*q.shape[:-1], v_cache.shape[-1]))
+    return empty(q, v_cache, *more[4:5], **options)
 
 
 def _fake_out(*args: Any, out: Tensor, **options: Any) -> None:
@@ -155,11 +179,13 @@ def check(
     seq_lens: Tensor,
     query_starts: Tensor,
     sinks: Tensor | None = None,
+    output_scale: Tensor | None = None,
+    *,
     scale: float | None = None,
     window: int | None = None,
     chunk: int | None = None,
     softcap: float | None = None,
-    *,
+    output_inverse: bool = False,
     out: Tensor | None = None,
 ) -> None:
     """Refuse what the op does not take, by the argument's name. Static facts only: most sizes may be symbolic."""
@@ -173,8 +199,11 @@ def check(
             raise _refuse(name, f"is {tensor.dtype}", "torch.int32")
         if tensor.stride(-1) != 1:
             raise _refuse(name, f"has stride {tensor.stride(-1)} in its last dimension", "1")
+    kind = q.dtype if output_scale is None else FP8
+    if out is not None and out.dtype != kind:
+        raise _refuse("out", f"is {out.dtype}", str(kind) if output_scale is not None else f"{kind}, as q is")
     for name, tensor in (*caches, *((("out", out),) if out is not None else ())):
-        if tensor.dtype != q.dtype:
+        if tensor.dtype != q.dtype and tensor is not out:
             raise _refuse(name, f"is {tensor.dtype}", f"{q.dtype}, as q is")
         if tensor.stride(-1) != 1:
             raise _refuse(name, f"has stride {tensor.stride(-1)} in its last dimension", "1")
@@ -191,6 +220,9 @@ def check(
         raise _refuse("out", f"has shape {list(out.shape)}", f"[tokens, {q.shape[1]}, {v_cache.shape[3]}]")
     if sinks is not None and tuple(sinks.shape) != (q.shape[-2],):
         raise _refuse("sinks", f"has shape {list(sinks.shape)}", f"[{q.shape[-2]}]: one per query head")
+    if output_scale is not None and (output_scale.dtype != torch.float32 or output_scale.numel() != 1):
+        found = f"is {output_scale.dtype}{list(output_scale.shape)}"
+        raise _refuse("output_scale", found, "one torch.float32")
     for name, value in (("scale", scale), ("window", window), ("chunk", chunk), ("softcap", softcap)):
         if value is not None and value <= 0:
             raise _refuse(name, f"is {value}", "a positive number, or none")

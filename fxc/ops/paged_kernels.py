@@ -69,14 +69,25 @@ def _keys(
     return first, last, tl.maximum(tl.cdiv(last - first, splits), 1)
 
 
+@triton.jit
+def _scaled(y, scale, INVERSE: tl.constexpr):
+    """What is rounded to FP8."""
+    if INVERSE:
+        y *= scale
+    else:
+        y /= scale
+    return tl.clamp(y, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+
+
 @triton.jit(do_not_specialize=["tokens", "requests", "splits", "tiles"])
 def attend(
-    q, k, v, table, lengths, starts, sinks, out, parts, sums, tokens, requests, splits, tiles,
+    q, k, v, table, lengths, starts, sinks, output_scale, out, parts, sums, tokens, requests, splits, tiles,
     q_token, q_head, k_block, k_slot, k_head, v_block, v_slot, v_head, table_row, out_token, out_head,
     BY: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr,
     BLOCK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
-    SPLIT: tl.constexpr, QUERIES: tl.constexpr, SKIP: tl.constexpr, REGISTERS: tl.constexpr,
+    SPLIT: tl.constexpr, QUERIES: tl.constexpr, SKIP: tl.constexpr, REGISTERS: tl.constexpr, QUANTISE: tl.constexpr,
+    INVERSE: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles * KV_HEADS, splits). Requests of up to SKIP queries are left to another launch.
 
@@ -193,15 +204,18 @@ def attend(
         tl.store(parts + line[:, None] * DV + dv[None, :], acc, mask=inside)
         tl.store(sums + line, top + tl.log2(total), mask=valid)
     else:
+        if QUANTISE:
+            acc = _scaled(acc, tl.load(output_scale), INVERSE)
         to = out + (token * out_token + heads * out_head)[:, None] + dv[None, :]
         tl.store(to, acc.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["tokens", "requests", "splits"])
 def merge(
-    parts, sums, lengths, starts, out, tokens, requests, splits, out_token, out_head,
+    parts, sums, lengths, starts, output_scale, out, tokens, requests, splits, out_token, out_head,
     BY: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, QUERIES: tl.constexpr, SKIP: tl.constexpr, MANY: tl.constexpr,
+    QUANTISE: tl.constexpr, INVERSE: tl.constexpr,
 ):  # fmt: skip
     """Grid (lines, HEADS): a line is a token, or with REQUEST a query of a request. MANY partial results at a time."""
     index = tl.program_id(0)
@@ -271,6 +285,8 @@ def merge(
         total = total * faded + tl.sum(weights, 0)
         top = higher
     acc = acc / tl.where(total > 0, total, 1.0)
+    if QUANTISE:
+        acc = _scaled(acc, tl.load(output_scale), INVERSE)
     to = out + (start + mine).to(tl.int64) * out_token + head * out_head + dv
     tl.store(to, acc.to(out.dtype.element_ty), mask=dv < DV)
 

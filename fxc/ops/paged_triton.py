@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fxc.ops import paged_kernels as kernels
+from fxc.ops.paged import empty
 from fxc.ops.paged_plan import SMS, Launch, decide
 
 Call = Callable[..., None]
@@ -38,11 +39,13 @@ def attend(
     seq_lens: Tensor,
     query_starts: Tensor,
     sinks: Tensor | None = None,
+    output_scale: Tensor | None = None,
     *,
     scale: float | None = None,
     window: int | None = None,
     chunk: int | None = None,
     softcap: float | None = None,
+    output_inverse: bool = False,
     out: Tensor | None = None,
     plan: tuple[Launch, ...] | None = None,
     sms: int = SMS,
@@ -52,7 +55,7 @@ def attend(
     tokens, heads, d = q.shape
     block, kv_heads, dv = v_cache.shape[1:]
     if out is None:
-        out = q.new_empty((tokens, heads, dv))
+        out = empty(q, v_cache, output_scale)
     if q.stride(2) != 1:
         q = q.contiguous()
     requests = seq_lens.shape[0]
@@ -63,6 +66,8 @@ def attend(
             max_keys=width * block if isinstance(width, int) else None, sms=sms,
         )  # fmt: skip
     marks = {"WINDOW": window or 0, "CHUNK": chunk or 0}
+    marks |= {"QUANTISE": output_scale is not None, "INVERSE": output_inverse}
+    factor = q if output_scale is None else output_scale
     group = heads // kv_heads
     for launch in plan:
         queries = launch.queries(group)
@@ -76,8 +81,8 @@ def attend(
             sums = q.new_empty((lines, heads, launch.splits), dtype=torch.float32)
         call(
             kernels.attend, (tiles * kv_heads, launch.splits),
-            q, k_cache, v_cache, block_table, seq_lens, query_starts, q if sinks is None else sinks, out, parts, sums,
-            tokens, requests, launch.splits, tiles,
+            q, k_cache, v_cache, block_table, seq_lens, query_starts, q if sinks is None else sinks, factor, out, parts,
+            sums, tokens, requests, launch.splits, tiles,
             q.stride(0), q.stride(1), *k_cache.stride()[:3], *v_cache.stride()[:3],
             block_table.stride(0), out.stride(0), out.stride(1),
             ROWS=launch.rows, GROUP=group, KV_HEADS=kv_heads, BLOCK=block, D=d, D_PAD=_pad(d),
@@ -89,7 +94,8 @@ def attend(
             many = min(32, _pad(launch.splits, 1))
             call(
                 kernels.merge, (lines, heads),
-                parts, sums, seq_lens, query_starts, out, tokens, requests, launch.splits, out.stride(0), out.stride(1),
+                parts, sums, seq_lens, query_starts, factor, out, tokens, requests, launch.splits, out.stride(0),
+                out.stride(1),
                 HEADS=heads, MANY=many, **shared, num_warps=max(1, min(4, many * _pad(dv) // 1024)),
             )  # fmt: skip
     return out

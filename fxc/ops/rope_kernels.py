@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The Triton kernel of `fxc::norm_rope`. Imported when it is first launched or traced."""
+"""The Triton kernels of `fxc::norm_rope` and `fxc::norm_rope_write`. Imported when one is first launched or traced."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import triton.language as tl
 
 @triton.jit
 def _turn(
-    x, out, weight, cos, sin, token, x_token, x_head, table_token,
+    x, out, weight, cos, sin, x_head, out_head,
     HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
     REST_PAD: tl.constexpr, FULL: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr,
     EPS: tl.constexpr, OFFSET: tl.constexpr,
 ):  # fmt: skip
-    """All heads of a token of one tensor."""
+    """All heads of a token of one tensor; the pointers are those of that token."""
     head = tl.arange(0, HEADS_PAD)[:, None]
     pair = tl.arange(0, HALF_PAD)[None, :]
     rest = 2 * HALF + tl.arange(0, REST_PAD)[None, :]
@@ -25,8 +25,8 @@ def _turn(
         first = pair
         second = pair + HALF
     there, behind = (head < HEADS) & (pair < HALF), (head < HEADS) & (rest < D)
-    at = x + token * x_token + head * x_head
-    to = out + token * (HEADS * D) + head * D
+    at = x + head * x_head
+    to = out + head * out_head
     a = tl.load(at + first, mask=there, other=0.0).to(tl.float32)
     b = tl.load(at + second, mask=there, other=0.0).to(tl.float32)
     squares = tl.sum(a * a, 1) + tl.sum(b * b, 1)
@@ -44,8 +44,6 @@ def _turn(
             more *= factor
             if WEIGHT:
                 more *= tl.load(weight + rest, mask=rest < D, other=0.0).to(tl.float32) + OFFSET
-    cos += token * table_token
-    sin += token * table_token
     if FULL:
         cos_a = tl.load(cos + first, mask=pair < HALF, other=0.0).to(tl.float32)
         sin_a = tl.load(sin + first, mask=pair < HALF, other=0.0).to(tl.float32)
@@ -72,13 +70,48 @@ def norm_rope(
 ):  # fmt: skip
     """Grid (tokens, 2 where there are both tensors, else 1)."""
     token = tl.program_id(0).to(tl.int64)
+    cos += token * table_token
+    sin += token * table_token
     if tl.program_id(1) == 0:
         _turn(
-            q, q_out, q_weight, cos, sin, token, q_token, q_head, table_token,
+            q + token * q_token, q_out + token * (Q_HEADS * D), q_weight, cos, sin, q_head, D,
             Q_HEADS, Q_PAD, D, HALF, HALF_PAD, REST_PAD, FULL, INTERLEAVED, NORM, WEIGHT, EPS, OFFSET,
         )  # fmt: skip
     elif BOTH:
         _turn(
-            k, k_out, k_weight, cos, sin, token, k_token, k_head, table_token,
+            k + token * k_token, k_out + token * (K_HEADS * D), k_weight, cos, sin, k_head, D,
             K_HEADS, K_PAD, D, HALF, HALF_PAD, REST_PAD, FULL, INTERLEAVED, NORM, WEIGHT, EPS, OFFSET,
+        )  # fmt: skip
+
+
+@triton.jit
+def norm_rope_write(
+    q, k, v, q_out, k_cache, v_cache, slots, q_weight, k_weight, cos, sin, q_token, q_head, k_token, k_head,
+    v_token, v_head, k_block, k_slot, k_to, v_block, v_slot, v_to, table_token,
+    Q_HEADS: tl.constexpr, Q_PAD: tl.constexpr, K_HEADS: tl.constexpr, K_PAD: tl.constexpr, D: tl.constexpr,
+    HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, FULL: tl.constexpr, INTERLEAVED: tl.constexpr,
+    NORM: tl.constexpr, WEIGHT: tl.constexpr, EPS: tl.constexpr, OFFSET: tl.constexpr, BOTH: tl.constexpr,
+    BLOCK: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr,
+):  # fmt: skip
+    """Grid (tokens, 2 where there are queries, else 1): the first programs turn keys and put them and values into the
+    caches, the second ones turn queries."""
+    token = tl.program_id(0).to(tl.int64)
+    cos += token * table_token
+    sin += token * table_token
+    if tl.program_id(1) == 0:
+        slot = tl.load(slots + token)
+        if slot >= 0:
+            block, inner = slot // BLOCK, slot % BLOCK
+            _turn(
+                k + token * k_token, k_cache + block * k_block + inner * k_slot, k_weight, cos, sin, k_head, k_to,
+                K_HEADS, K_PAD, D, HALF, HALF_PAD, REST_PAD, FULL, INTERLEAVED, NORM, WEIGHT, EPS, OFFSET,
+            )  # fmt: skip
+            head, dv = tl.arange(0, K_PAD)[:, None], tl.arange(0, DV_PAD)[None, :]
+            there = (head < K_HEADS) & (dv < DV)
+            values = tl.load(v + token * v_token + head * v_head + dv, mask=there)
+            tl.store(v_cache + block * v_block + inner * v_slot + head * v_to + dv, values, mask=there)
+    elif BOTH:
+        _turn(
+            q + token * q_token, q_out + token * (Q_HEADS * D), q_weight, cos, sin, q_head, D,
+            Q_HEADS, Q_PAD, D, HALF, HALF_PAD, REST_PAD, FULL, INTERLEAVED, NORM, WEIGHT, EPS, OFFSET,
         )  # fmt: skip

@@ -1,8 +1,10 @@
-"""Launches the kernel of `fxc::norm_rope`, on tensors or while tracing; sizes may be symbols."""
+"""Launches the kernels of `fxc::norm_rope` and `fxc::norm_rope_write`, on tensors or while tracing; sizes may be
+symbols."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -15,22 +17,54 @@ def norm_rope(
     norm: bool = False, eps: float = 0.0, offset: float = 0.0, call: Call = run,
 ) -> list[Tensor]:  # fmt: skip
     """`fxc::norm_rope` of one or two tensors by its kernel; arguments are taken as checked."""
-    rows = [_rows(tensor) for tensor in x]
-    tables = [table.reshape(-1, table.shape[-1]).contiguous() for table in (cos, sin)]
+    rows, tables = [_rows(tensor) for tensor in x], [_table(table) for table in (cos, sin)]
     out = [tensor.new_empty(tensor.shape) for tensor in x]
     q, k = rows[0], rows[-1]
     scales = [weight.contiguous() for weight in weights] or [q, q]
-    d, most = q.shape[2], max(q.shape[1], k.shape[1])
     call(
         kernels.norm_rope, (q.shape[0], len(x)),
         q, k, out[0], out[-1], scales[0], scales[-1], *tables, q.stride(0), q.stride(1), k.stride(0), k.stride(1),
-        tables[0].shape[1],
-        Q_HEADS=q.shape[1], Q_PAD=_pad(q.shape[1]), K_HEADS=k.shape[1], K_PAD=_pad(k.shape[1]), D=d, HALF=rotary // 2,
-        HALF_PAD=_pad(rotary // 2), REST_PAD=_pad(max(d - rotary, 1)), FULL=cos.shape[-1] == rotary,
-        INTERLEAVED=interleaved, NORM=norm, WEIGHT=bool(weights), EPS=eps, OFFSET=offset, BOTH=len(x) == 2,
-        num_warps=min(16, max(1, _pad(most) * _pad(d) // 1024)),
+        tables[0].shape[1], **_constants(q, k, cos, rotary), INTERLEAVED=interleaved, NORM=norm, WEIGHT=bool(weights),
+        EPS=eps, OFFSET=offset, BOTH=len(x) == 2,
     )  # fmt: skip
     return out
+
+
+def norm_rope_write(
+    x: Sequence[Tensor], v: Tensor, weights: Sequence[Tensor], cos: Tensor, sin: Tensor, k_cache: Tensor,
+    v_cache: Tensor, slot_mapping: Tensor, *, rotary: int, interleaved: bool = False, norm: bool = False,
+    eps: float = 0.0, offset: float = 0.0, call: Call = run,
+) -> list[Tensor]:  # fmt: skip
+    """`fxc::norm_rope_write` of keys, or queries and keys, by its kernel; arguments are taken as checked."""
+    rows, tables = [_rows(tensor) for tensor in x], [_table(table) for table in (cos, sin)]
+    out = [tensor.new_empty(tensor.shape) for tensor in x[:-1]]
+    q, k = rows[0], rows[-1]
+    v = _rows(v)
+    scales = [weight.contiguous() for weight in weights] or [q, q]
+    call(
+        kernels.norm_rope_write, (k.shape[0], len(x)),
+        q, k, v, out[0] if out else q, k_cache, v_cache, slot_mapping, scales[0], scales[-1], *tables,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), *k_cache.stride()[:3],
+        *v_cache.stride()[:3], tables[0].shape[1], **_constants(q, k, cos, rotary), INTERLEAVED=interleaved, NORM=norm,
+        WEIGHT=bool(weights), EPS=eps, OFFSET=offset, BOTH=len(x) == 2, BLOCK=k_cache.shape[1], DV=v.shape[2],
+        DV_PAD=_pad(v.shape[2]),
+    )  # fmt: skip
+    return out
+
+
+def _constants(q: Tensor, k: Tensor, cos: Tensor, rotary: int) -> dict[str, Any]:
+    """What both kernels are compiled for, of rows of queries and keys."""
+    d, most = q.shape[2], max(q.shape[1], k.shape[1])
+    return {
+        "Q_HEADS": q.shape[1], "Q_PAD": _pad(q.shape[1]), "K_HEADS": k.shape[1], "K_PAD": _pad(k.shape[1]), "D": d,
+        "HALF": rotary // 2, "HALF_PAD": _pad(rotary // 2), "REST_PAD": _pad(max(d - rotary, 1)),
+        "FULL": cos.shape[-1] == rotary, "num_warps": min(16, max(1, _pad(most) * _pad(d) // 1024)),
+    }  # fmt: skip
+
+
+def _table(table: Tensor) -> Tensor:
+    """[tokens, width]"""
+    return table.reshape(-1, table.shape[-1]).contiguous()
 
 
 def _rows(x: Tensor) -> Tensor:

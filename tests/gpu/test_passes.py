@@ -14,6 +14,7 @@ import fxc
 from fxc.ops.fp8 import gated_reference, norm_reference
 from fxc.ops.rope import reference
 from fxc.prove import row_errors
+from tests.ops.paged_cases import DECODE, MIXED, ONE, batch
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="needs an NVIDIA GPU with FP8"
@@ -109,3 +110,39 @@ def test_a_model_in_fp8(dynamic: bool, tmp_path: Path) -> None:
     program.capture(sizes=[8])
     ids, positions = torch.randint(1024, (8,)).cuda(), torch.arange(8).cuda()
     assert float(row_errors(program(input_ids=ids, positions=positions), model(ids, positions)).max()) < 0.1
+
+
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
+@pytest.mark.parametrize("rotary", [128, 64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_rope_and_write_kernel(dtype: torch.dtype, rotary: int, interleaved: bool) -> None:
+    from fxc.ops import rope_triton
+    from fxc.ops.rope_write import reference as write_reference
+
+    qkv = torch.randn(37, 48, 128, device="cuda").to(dtype)
+    q, k, v, weights = qkv[:, :32], qkv[:, 32:40], qkv[:, 40:], [qkv[0, 0], qkv[1, 1]]
+    slots = torch.randperm(9 * 16, device="cuda")[:37]
+    slots[::5] = -1
+    cos, sin = torch.randn(2, 37, 1, rotary // 2, device="cuda")
+    for x, given, norm in (((q, k), weights, True), ((q, k), [], False), ((k,), [], False)):
+        options: dict[str, Any] = {"rotary": rotary, "interleaved": interleaved, "norm": norm, "eps": 1e-5}
+        caches = [torch.zeros(9, 16, 8, 128, device="cuda", dtype=dtype) for _ in range(2)]
+        expected = [cache.clone() for cache in caches]
+        have = rope_triton.norm_rope_write(x, v, given, cos, sin, *caches, slots, **options)
+        want = write_reference(x, v, given, cos, sin, expected[0], expected[1], slots, **options)
+        for a, b in zip([*have, *caches], [*want, *expected], strict=True):
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("inverse", [False, True], ids=["scale", "inverse"])
+@pytest.mark.parametrize("case", [MIXED, DECODE, ONE], ids=["mixed", "decode", "one"])
+def test_attention_that_writes_fp8(case: tuple[list[int], list[int]], inverse: bool) -> None:
+    from fxc.ops import paged_attention
+    from fxc.ops.paged import reference as attention_reference
+
+    args = [tensor.cuda() for tensor in batch(*case, width=64, dtype=torch.bfloat16, pad=3)]
+    factor = torch.tensor(100.0 if inverse else 0.01, device="cuda")
+    compare(
+        paged_attention(*args, None, factor, output_inverse=inverse),
+        attention_reference(*args, None, factor, output_inverse=inverse),
+    )

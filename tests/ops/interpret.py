@@ -14,6 +14,7 @@ from fxc.ops import fp8_triton, rope_triton
 from fxc.ops.fp8 import gated_reference, norm_reference
 from fxc.ops.paged_triton import run
 from fxc.ops.rope import reference
+from fxc.ops.rope_write import reference as write_reference
 
 SCALE = torch.tensor(0.002)
 HOW: tuple[tuple[Tensor | None, dict[str, Any]], ...] = (
@@ -75,8 +76,29 @@ def turned() -> None:
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+def turned_and_written() -> None:
+    """The same into a cache, with pad rows, values of another width, and keys alone."""
+    qkv = torch.randn(4, 9, 24, generator=torch.Generator().manual_seed(1))
+    q, k, v, slots = qkv[:, :5], qkv[:, 5:7], qkv[:, 7:9, :20], torch.tensor([11, -1, 0, 6])
+    for interleaved, full, rotary in ((False, False, 24), (True, True, 24), (False, True, 16), (True, False, 8)):
+        cos, sin = torch.randn(2, 4, 1, rotary if full else rotary // 2, generator=torch.Generator().manual_seed(2))
+        for x, weights, norm in (
+            ((q, k), [qkv[0, 0], qkv[1, 1]], True),
+            ((q, k), [], False),
+            ((k,), [qkv[1, 1]], True),
+        ):
+            options: dict[str, Any] = {"rotary": rotary, "interleaved": interleaved, "norm": norm, "eps": 1e-5}
+            caches = [torch.zeros(3, 4, 2, 24), torch.zeros(3, 4, 2, 20)]
+            expected = [cache.clone() for cache in caches]
+            have = rope_triton.norm_rope_write(x, v, weights, cos, sin, *caches, slots, **options)
+            want = write_reference(x, v, weights, cos, sin, expected[0], expected[1], slots, **options)
+            for a, b in zip([*have, *caches], [*want, *expected], strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
 if __name__ == "__main__":
     turned()
+    turned_and_written()
     for count, width, dtype in ((3, 100, torch.float32), (1, 1, torch.float32), (5, 384, torch.float16)):
         x, other = rows(count, width, dtype)
         both = torch.cat([x, other], -1)

@@ -53,6 +53,23 @@ def test_kinds_of_number(dtype: torch.dtype) -> None:
     torch.testing.assert_close(out.double(), written_out(*args, window=9), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("inverse", [False, True], ids=["scale", "inverse"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", BATCHES)
+def test_writes_fp8(name: str, dtype: torch.dtype, inverse: bool) -> None:
+    """Within half a step of what float64 gives; what is too large is the largest; tokens of no request are zeros."""
+    args = batch(*BATCHES[name], dtype=dtype, pad=3)
+    for scale in (0.01, 1e-4):
+        factor = torch.tensor(1 / scale if inverse else scale)
+        out = paged_attention(*args, None, factor, window=9, output_inverse=inverse)
+        assert out.dtype == torch.float8_e4m3fn
+        right = (written_out(*args, window=9) / scale).clamp(-448, 448)
+        step = torch.maximum(right.abs() / 16, torch.tensor(2.0**-10, dtype=torch.float64))
+        assert bool(((out.double() - right).abs() <= step * 1.01).all())
+        assert not out[int(args[-1][-1]) :].float().any()
+    assert float(out.float().abs().max()) == 448
+
+
 def test_writes_into_what_it_is_given() -> None:
     args = batch(*MIXED, pad=3)
     out = torch.full((args[0].shape[0], 4, 16), float("nan"))
@@ -83,6 +100,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("block_table", {"block_table": torch.zeros(4, 3).int()}, "has 4 rows, expected 5"),
     ("query_starts", {"query_starts": torch.zeros(5).int()}, "has 5 entries, expected 6"),
     ("sinks", {"sinks": torch.zeros(3)}, r"has shape \[3\]"),
+    ("output_scale", {"output_scale": torch.ones(2)}, r"is torch.float32\[2\], expected one torch.float32"),
     ("window", {"window": 0}, "is 0"),
     ("scale", {"scale": -1.0}, "is -1.0"),
 ]
@@ -177,6 +195,17 @@ check(mixed, (Launch("tile", 16, 16, 3, 4, 2),), SINKS, chunk=8)
 check(decode, None, softcap=2.0)
 check(decode, (Launch("token", 16, 32, 1, 4, 2),), SINKS, window=20)
 check(batch([30], [40], heads=6), None)
+
+def check_fp8(args, plan, inverse=False, **options):
+    args = (*args[:2], args[2] * 10, *args[3:])
+    scale, out = torch.tensor(0.01), torch.full((*args[0].shape[:2], args[2].shape[3]), float("nan"))
+    factor = 1 / scale if inverse else scale
+    paged_triton.attend(*args, SINKS, factor, output_inverse=inverse, **options, out=out, plan=plan)
+    right = (written_out(*args, SINKS, **options) / scale).clamp(-448, 448)
+    torch.testing.assert_close(out.double(), right, rtol=1e-5, atol=1e-3)
+
+check_fp8(mixed, both, window=9)
+check_fp8(mixed, (Launch("tile", 16, 16, 3, 4, 2),), inverse=True)
 
 k, v = torch.randn(4, 2, 24), torch.randn(4, 2, 8)
 caches = torch.zeros(3, 4, 2, 24), torch.zeros(3, 4, 2, 8)

@@ -15,6 +15,7 @@ from fxc.passes import PIPELINE, Outcome, Pass, Ran, run
 from fxc.shapes import Range
 from fxc.spec import InputSpec
 from fxc.trace import capture
+from fxc.traced import Traced
 
 BOX = Range((("n", 1, 64),))
 Function = Callable[..., Any]
@@ -22,6 +23,11 @@ Function = Callable[..., Any]
 
 def piece(function: Function, shapes: Mapping[str, str], box: Range = BOX) -> str:
     """The source of a function of tensors, by name of the argument: `{"x": "bfloat16[n, 256]"}`."""
+    return partition(traced(function, shapes, box), ()).calls[0].piece.text
+
+
+def traced(function: Function, shapes: Mapping[str, str], box: Range = BOX) -> Traced:
+    """The whole graph of such a function."""
     inputs = {}
     for name, text in shapes.items():
         dtype, _, sizes = text.rstrip("]").partition("[")
@@ -29,7 +35,7 @@ def piece(function: Function, shapes: Mapping[str, str], box: Range = BOX) -> st
         inputs[name] = InputSpec(shape=shape, dtype=dtype)  # type: ignore[arg-type]
     module = nn.Module()
     module.forward = function  # type: ignore[method-assign, assignment]
-    return partition(capture(module, inputs, box, "cpu"), ()).calls[0].piece.text
+    return capture(module, inputs, box, "cpu")
 
 
 def outcome(ran: Ran, name: str) -> Outcome:

@@ -1,0 +1,41 @@
+"""What a job that failed means to the person who builds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fxc.errors import CompileError, ProofError
+from fxc.jobs import Reply
+
+if TYPE_CHECKING:
+    from fxc.lower import Unit
+
+
+def failure(unit: Unit, reply: Reply, checking: bool) -> CompileError | ProofError:
+    """The error for a job that failed; its `detail` is what `-v` shows."""
+    error: CompileError | ProofError
+    if not checking:
+        error = CompileError(
+            f"{unit.label} does not compile: {reply.error}", "`-v` shows all that the compiler printed"
+        )
+    elif reply.error.startswith("MadeUpError: "):
+        what = reply.error.removeprefix("MadeUpError: ")
+        error = ProofError(
+            f"{unit.label} cannot be compared: eager fails on made-up inputs at {what}",
+            "give the inputs `values: [low, high]` that the model has answers to, or build with --no-prove",
+        )
+    elif reply.error.startswith("ProofError: "):
+        error = ProofError(
+            f"{unit.label} does not equal eager: {reply.error.removeprefix('ProofError: ')}",
+            "the compiler miscompiles this piece: cut it at an op with partition.splitting_ops, or build with -O0",
+        )
+    else:
+        error = CompileError(
+            f"the binary of {unit.label} does not run: {reply.error}",
+            "a host compiler that links libstdc++ statically makes such binaries: try CXX=g++"
+            if "crashed" in reply.error
+            else "`-v` shows more; where memory is short, use fewer --jobs",
+        )
+    rewritten = f"after passes:\n{unit.text}\n" if unit.text else ""
+    error.add_note(f"piece:\n{unit.piece.text}\n{rewritten}{reply.detail}")
+    return error
