@@ -27,7 +27,7 @@ import ray
 from ray import exceptions
 
 from fxc import ray_node
-from fxc.jobs import CheckJob, Cluster, Job, Message, Note, ProbeJob, Ready, Refusal, Reply, UserOps
+from fxc.jobs import CheckJob, Cluster, CompileJob, Job, Message, Note, ProbeJob, Ready, Refusal, Reply, UserOps
 
 TRIES = 3
 """How often a job is given to the cluster whose workers get lost."""
@@ -105,7 +105,7 @@ class Driver:
 
     def _start(self, task: _Task) -> None:
         job = task.job
-        assert not isinstance(job, ProbeJob)
+        assert isinstance(job, CompileJob | CheckJob)
         task.tries += 1
         files = {}
         if isinstance(job, CheckJob):

@@ -225,7 +225,7 @@ def time_piece(job: TimeJob) -> dict[str, Any]:
     Returns:
         {"times": [{"shape", "fused_us", "apart_us"}]}
     """
-    import_ops(job.imports)
+    import_ops(job.ops)
     device = torch.device(job.device)
     pieces = {name: _torch_run.runner(Path(getattr(job, name)), device) for name in ("fused", "apart")}
     _, layouts = parse_graph(job.text)

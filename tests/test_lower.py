@@ -12,8 +12,9 @@ import pytest
 from fxc import lower, machine
 from fxc.cache import Cache
 from fxc.errors import CompileError, ProofError
+from fxc.inductor_options import options
 from fxc.jobs import CheckJob, CompileJob, Reply, UserOps
-from fxc.lower import Lowering, Unit, hint, options, unit
+from fxc.lower import Lowering, Unit, hint, unit
 from fxc.progress import Observer
 from fxc.region import Piece
 from fxc.shapes import Range

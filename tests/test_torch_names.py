@@ -115,7 +115,7 @@ def test_storages_can_be_told_apart() -> None:
 def test_inductor_has_the_options_that_are_set() -> None:
     from torch._inductor import config
 
-    from fxc.lower import options
+    from fxc.inductor_options import options
     from tests.building import target
 
     known = set(config.get_config_copy())

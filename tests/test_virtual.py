@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from fxc import lower, pipeline, records, target_build
+from fxc import inductor_options, pipeline, records, target_build
 from fxc._torch_virtual import on_device, value
 from fxc.errors import FxcError, IncompatibleError, ProofError, UsageError
 from fxc.progress import Observer
@@ -40,7 +40,7 @@ def test_nothing_is_pretended_here() -> None:
 
 
 def test_without_a_clock_rules_choose() -> None:
-    timed, ruled = lower.options(3, True, H200), lower.options(3, True, H200, clock=False)
+    timed, ruled = inductor_options.options(3, True, H200), inductor_options.options(3, True, H200, clock=False)
     assert timed["max_autotune"]
     assert timed["coordinate_descent_tuning"]
     assert ruled["deterministic"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fxc
-from fxc import lower, records
+from fxc import inductor_options, records
 from fxc.cache import Cache
 from fxc.errors import FxcError, IncompatibleError
 from fxc.jobs import CompileJob, UserOps
@@ -87,7 +87,7 @@ def test_16_bit_atomics_are_used_where_the_device_has_them(
     record = records.find(target)
     goal = records.target(record)
     job = CompileJob(
-        id=0, label="add", text=ADD_ROWS, dims={}, target=goal, options=lower.options(2, True, goal, clock=False),
+        id=0, label="add", text=ADD_ROWS, dims={}, target=goal, options=inductor_options.options(2, True, goal, clock=False),
         ops=UserOps(), directory=str(tmp_path), scratch=str(Cache.open(cache).scratch("compiler")), fast=False,
         record=record,
     )  # fmt: skip
