@@ -85,8 +85,8 @@ def test_errors(fxc: Any, artifact: Artifact) -> None:
     assert fxc("push", "dddd", "--remote", "remote").code == 3
     assert fxc("pull", "dddd", "--remote", "remote").code == 3
     fxc("push", "abcd", "--remote", "remote")
-    for blob in Path("remote/v1/blobs").iterdir():
-        blob.unlink()
+    for pack in Path("remote/v1/packs").iterdir():
+        pack.unlink()
     assert fxc("pull", "abcd", "--remote", "remote", "--cache-dir", "other").code == 5
 
 
