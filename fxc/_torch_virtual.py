@@ -1,4 +1,4 @@
-"""Every private name of torch that stands in for a GPU which is not there. Checked with 2.11 and 2.14."""
+"""Every private name of torch that stands in for a GPU which is not there. Checked with 2.11."""
 
 from __future__ import annotations
 

@@ -90,6 +90,8 @@ def test_every_factor_of_a_binary_is_flipped(monkeypatch: pytest.MonkeyPatch) ->
         dataclasses.replace(plain, options=(("another", True),)),
         dataclasses.replace(plain, passes="noop:1"),
         dataclasses.replace(plain, text="torch.ops.fxc.x"),
+        dataclasses.replace(plain, record="h200"),
+        dataclasses.replace(plain, forms=((frozenset({"noop"}), plain),)),
     ]
     changed = {name for other in others for (name, value), now in _pairs(plain, other) if value != now}
     assert len({plain.key, *(other.key for other in others)}) == len(others) + 1

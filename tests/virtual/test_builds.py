@@ -1,5 +1,5 @@
 """Builds for GPUs that are not here: wants a torch built for CUDA, and is for machines without a driver. Run by
-`scripts/test-virtual`; what it found last is in results.json beside it."""
+`scripts/test-virtual`; what it finds goes into results.json beside it."""
 
 from __future__ import annotations
 
