@@ -155,6 +155,8 @@ def _keep_others(
         old = Artifact.open(place).manifest
     except (CacheMissError, DamagedError, IncompatibleError):
         return {}
+    if old.binaries.keys() != manifest.binaries.keys():  # made with other options, as without a device and with one
+        return {}
     others = {name: rank for name, rank in old.ranks.items() if name not in taken}
     if old.sources != manifest.sources:
         others = {name: msgspec.structs.replace(rank, direct=()) for name, rank in others.items()}
@@ -168,6 +170,6 @@ def _keep_others(
 def sweep(artifacts: Path, stage: Path) -> None:
     """Remove directories without a manifest, which are no artifacts; a young one may be copied in just now."""
     for path in artifacts.iterdir():
-        if not (path / MANIFEST).exists() and time.time() - path.stat().st_mtime > 3600:
-            with suppress(OSError, FxcError):
+        with suppress(OSError, FxcError):  # others may be faster
+            if not (path / MANIFEST).exists() and time.time() - path.stat().st_mtime > 3600:
                 displace(path, stage / f"{path.name}.swept")

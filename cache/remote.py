@@ -141,7 +141,8 @@ class Remote(Objects, frozen=True):
             there = self.manifest(artifact.manifest.hash)
             same = there.manifest.ranks.keys() >= artifact.manifest.ranks.keys()
             signed = (there.data, there.signature) == (artifact.data, artifact.signature)
-            if not same or (artifact.signature and not signed):
+            verified = there.manifest.verified or not artifact.manifest.verified
+            if not same or not verified or (artifact.signature and not signed):
                 return False
             return contents.are_there(self, there.manifest)
         except (CacheMissError, DamagedError, IncompatibleError):
@@ -150,11 +151,12 @@ class Remote(Objects, frozen=True):
     def _merged(self, artifact: Artifact) -> Artifact:
         """With the ranks that are at the remote and not here; signed ones are as they are."""
         try:
-            there = self.manifest(artifact.manifest.hash).manifest.ranks
+            there = self.manifest(artifact.manifest.hash).manifest
         except FxcError:
             return artifact
-        others = {name: rank for name, rank in there.items() if name not in artifact.manifest.ranks}
-        if not others or artifact.signature:
+        others = {name: rank for name, rank in there.ranks.items() if name not in artifact.manifest.ranks}
+        same = there.binaries.keys() == artifact.manifest.binaries.keys()
+        if not others or not same or artifact.signature:
             return artifact
         ranks = dict(sorted({**artifact.manifest.ranks, **others}.items()))
         manifest = msgspec.structs.replace(artifact.manifest, ranks=ranks)

@@ -164,11 +164,12 @@ def _usage_error(error: Any) -> UsageError:
     """Typer's error in our form: the message, and the nearest right spelling or where to read as the hint."""
     message, _, near = error.format_message().partition(" Did you mean ")
     message, _, options = message.partition(" (Possible options: ")
+    context = getattr(error, "ctx", None)
     if unknown := re.match(r"No such command '(.*)'", message):
         from fxc.convert import nearest
 
-        near = f"{nearest(unknown[1], VERBS)!r}?" if nearest(unknown[1], VERBS) else ""
-    context = getattr(error, "ctx", None)
+        known = context.command.list_commands(context) if context else VERBS
+        near = f"{nearest(unknown[1], known)!r}?" if nearest(unknown[1], known) else ""
     command = context.command_path if context else "fxc"
     hint = f"`{command} --help` shows what there is"
     if near or options:

@@ -58,8 +58,11 @@ class Race:
         return self.best.key == self.other.key
 
     def decide(self, times: Sequence[Mapping[str, Any]]) -> None:
-        """Keep the next fusion where its times are shorter, over all points as a product."""
+        """Keep the next fusion where its times are shorter, over all points as a product, and where there are none."""
         assert self.fusion is not None
+        if not times:
+            self.skip()
+            return
         ratio = math.prod(line["fused_us"] / line["apart_us"] for line in times)
         self.timed += [Timed(fusion=self.fusion, kept=ratio < 1, **line) for line in times]
         self.skip() if ratio < 1 else self.leave_out()

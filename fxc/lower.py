@@ -187,7 +187,12 @@ class Lowering:
         wanted = {unit.key: unit for unit in units}
         races = [Race(unit) for unit in wanted.values() if unit.forms and not self._take(unit)]
         self._make({key: unit for key, unit in wanted.items() if not unit.forms or key in self.done.binaries})
-        self._choose(races)
+        with ExitStack() as locks:
+            for race in sorted(races, key=lambda race: race.unit.key):  # in one order: several builds may want them
+                locks.enter_context(self.cache.lock(race.unit.key))
+            left = [race for race in races if not self._take(race.unit)]
+            self.done.reused += len(races) - len(left)
+            self._choose(left)
         self.done.binaries = {key: self.done.binaries[key] for key in wanted}
         return self.done
 
@@ -233,8 +238,12 @@ class Lowering:
                 ops=self._ops(unit), fused=str(self._library(race.best)), apart=str(self._library(race.other)),
                 points=unit.points(), lowest=unit.range.low(), values=unit.piece.values, directory=str(stage),
             )  # fmt: skip
-            self.pool.send(job)
-            reply = self.pool.receive()
+            try:
+                self.pool.send(job)
+                reply = self.pool.receive()
+            except BaseException:
+                self.pool.close()  # before the directory is removed, in which it works
+                raise
         self.done.compile_seconds += reply.seconds
         if reply.result is None:
             raise failure(unit, reply, checking=True)

@@ -235,14 +235,17 @@ def time_piece(job: TimeJob) -> dict[str, Any]:
         point = affordable(job.text, wanted, job.lowest, budget)
         if point is None or point_label(point) in times:
             continue
-        inputs = [
-            drawn(layout, point, values, job.device, seed)
-            for seed, (layout, values) in enumerate(zip(layouts, job.values, strict=True))
-        ]
-        with torch.no_grad():
-            calls = {name: _call(run, inputs, job.device) for name, run in pieces.items()}
-            wait = torch.cuda.synchronize if job.device == "cuda" else None
-            found = measure(calls, ROUNDS, wait)
+        try:
+            inputs = [
+                drawn(layout, point, values, job.device, seed)
+                for seed, (layout, values) in enumerate(zip(layouts, job.values, strict=True))
+            ]
+            with torch.no_grad():
+                calls = {name: _call(run, inputs, job.device) for name, run in pieces.items()}
+                wait = torch.cuda.synchronize if job.device == "cuda" else None
+                found = measure(calls, ROUNDS, wait)
+        except torch.OutOfMemoryError:
+            continue  # a build does not fail for want of a time
         many = CAPTURED if job.device == "cuda" else 1
         times[point_label(point)] = {f"{name}_us": round(found[name].step_us / many, 3) for name in calls}
     return {"times": [{"shape": shape, **line} for shape, line in times.items()]}

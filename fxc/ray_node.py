@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from fxc import identity
+from fxc import identity, machine
 from fxc.cache import Cache
 from fxc.errors import BuildError, FxcError
 from fxc.jobs import CheckJob, CompileJob, ProbeJob, Reply, UserOps
@@ -87,7 +87,8 @@ def _run(request: Request, sources: bytes) -> Done:
     cache = Cache.open()
     compiler = _Compiler.get()
     with cache.staging() as stage:
-        require(request.target, compiler.target(request.target.device, stage))
+        here = compiler.target(request.target.device, stage)
+        require(request.target, machine.with_march(here, request.target.march or None))
         for name, data in request.files.items():
             (stage / name).write_bytes(data)
         for name, data in msgspec.msgpack.decode(sources, type=dict[str, bytes]).items():

@@ -10,7 +10,9 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -77,8 +79,9 @@ def build(record: Record, path: str, march: str | None, options: Mapping[str, An
     assert child.stdin is not None
     assert child.stdout is not None
     try:
-        child.stdin.write(msgspec.json.encode(Order(record, path, march, dict(options))))
-        child.stdin.close()
+        with suppress(BrokenPipeError):  # what it says, or its exit code, tells more
+            child.stdin.write(msgspec.json.encode(Order(record, path, march, dict(options))))
+            child.stdin.close()
         for text in child.stdout:
             line = msgspec.json.decode(text, type=Line)
             if line.failure is not None:
@@ -123,6 +126,10 @@ def _serve() -> None:
     except FxcError as error:
         notes = tuple(getattr(error, "__notes__", ()))
         teller.write(Line(failure=Failure(error.kind, error.message, error.hint, notes)))
+    except Exception as error:
+        message = f"the build failed unexpectedly: {type(error).__name__}: {error}"
+        failure = Failure("BuildError", message, "`-v` shows more; please report it", (traceback.format_exc(),))
+        teller.write(Line(failure=failure))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import msgspec
 
 from fxc import machine
 from fxc.cache import Artifact, Cache
-from fxc.errors import CompileError, DamagedError, ProofError, RunError
+from fxc.errors import CompileError, DamagedError, ProofError, RunError, UsageError
 from fxc.jobs import CheckJob, UserOps
 from fxc.lower import Unit
 from fxc.manifest import Binary, Manifest, Proof, Unproved
@@ -91,17 +91,22 @@ def verify(artifact: Artifact, cache: Cache, directory: Path | None, jobs: int, 
         The manifest as it now is.
 
     Raises:
+        UsageError: it is not in the cache, so nothing can be noted.
         IncompatibleError: the artifact is for another device.
         ProofError: a binary does not equal eager; names it and the point.
         CompileError: it cannot be loaded, or crashes.
         CacheIOError: the artifact cannot be written.
     """
     manifest = artifact.manifest
+    if artifact.path.parent != cache.layout.artifacts:  # found out now, not when all has run
+        raise UsageError(f"{artifact.path} is not in the cache {cache.root}", "`fxc import` or --cache-dir")
     machine.require_fit(
         manifest.target, machine.here(manifest.target.device), machine.needs_of(manifest), machine.libraries()
     )
     wanted, texts = read(artifact)
     places = {Path(name).stem: name for rank in manifest.ranks.values() for name in rank.files if name.endswith(".so")}
+    if not places:  # level 0
+        return manifest
     observer.phase("prove")
     observer.binaries(len(places), 0)
     found: dict[str, Binary] = {}
