@@ -53,6 +53,18 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 GOLDENS = Path(__file__).parent / "goldens"
 
 
+COMPILED = ("compiled", "mixed", "built")
+"""Fixtures that compile for a minute or more: the tests that use one run in one process."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Which tests stay together where several processes run them: `scripts/test`."""
+    for item in items if config.pluginmanager.hasplugin("xdist") else ():
+        fixtures = getattr(item, "fixturenames", ())
+        group = next((name for name in COMPILED if name in fixtures), str(item.path))
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write what came into tests/goldens")
 
