@@ -129,13 +129,20 @@ def test_packed_by_hand(artifact: Artifact, other: Cache, tmp_path: Path) -> Non
     assert take(other, write(tmp_path / "reversed.tar", content)).verify() == 4
 
 
-def test_ranks_that_are_there_stay(file: Path, other: Cache) -> None:
-    other.publish(make_manifest(), "rank_2_0", {"transformed_code.py": CODE}, [], world_size=3)
-    other.publish(make_manifest(), "rank_0_0", {"old.py": CODE}, [])
+def test_ranks_that_are_there_stay(file: Path, artifact: Artifact, other: Cache) -> None:
+    manifest = msgspec.structs.replace(make_manifest(), binaries=artifact.manifest.binaries)
+    other.publish(manifest, "rank_2_0", {"transformed_code.py": CODE}, [], world_size=3)
+    other.publish(manifest, "rank_0_0", {"old.py": CODE}, [])
     taken = take(other, file)
     assert sorted(taken.manifest.ranks) == ["rank_0_0", "rank_1_0", "rank_2_0"]
     assert taken.verify() == 5
     assert not (taken.path / "rank_0_0/old.py").exists()
+
+
+def test_ranks_with_other_binaries_go(file: Path, other: Cache) -> None:
+    """As of a build for a device that was not there, whose pieces were compiled with other options."""
+    other.publish(make_manifest(), "rank_2_0", {"transformed_code.py": CODE}, [], world_size=3)
+    assert sorted(take(other, file).manifest.ranks) == ["rank_0_0", "rank_1_0"]
 
 
 def test_a_damaged_artifact_is_not_exported(cache: Cache, artifact: Artifact, tmp_path: Path) -> None:
