@@ -39,8 +39,8 @@ ready._run_all = on_cuda
 """
 WAYS = {
     "lookup": ("from fxc import refs; refs.find = wait", (HASH,)),
-    "pull": ("from fxc.cache.remote import Remote; Remote._download = wait", (HASH, "--remote", "remote")),
-    "turn": ("import fxc.progress; main.warm.progress.Lines.note = wait", ("model.yaml",)),
+    "pull": ("from fxc.cache.remote import Remote; Remote.fetch = wait", (HASH, "--remote", "remote")),
+    "turn": ("from fxc.cli import progress; progress.Lines.note = wait", ("model.yaml",)),
     "verify": ("from fxc.cache import Artifact; Artifact.verify = wait", (HASH,)),
     "load": ("import fxc.runtime.loader as loader; loader._execute = wait", (HASH,)),
     "first_step": ("from fxc.runtime.program import Program; Program.__call__ = wait", (HASH,)),
