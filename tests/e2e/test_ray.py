@@ -15,10 +15,11 @@ import pytest
 
 from tests.e2e import world
 from tests.e2e.conftest import Built
-from tests.e2e.world import Project
+from tests.e2e.world import TORTURE, Project
 
 cluster_utils: Any = pytest.importorskip("ray.cluster_utils")
 Fresh = Callable[..., Project]
+slow = pytest.mark.skipif(not TORTURE, reason="minutes on two cores: set FXC_TORTURE=1")
 
 
 class Nodes:
@@ -84,6 +85,7 @@ def parents(number: int) -> Iterator[int]:
         yield number
 
 
+@slow
 def test_a_cluster_makes_what_this_machine_makes(nodes: Nodes, mixed: Built, fresh: Fresh, tmp_path: Path) -> None:
     """Custom ops of the user, which no node has, included; while a node dies, and a worker on the other."""
     project = world.mixed(tmp_path / "elsewhere", tmp_path / "built")
@@ -112,6 +114,7 @@ def test_a_cluster_makes_what_this_machine_makes(nodes: Nodes, mixed: Built, fre
         assert [path.name for path in (where / "v1" / "staging").glob("*/*.so")] == []
 
 
+@slow
 def test_a_node_with_another_compiler_is_refused(nodes: Nodes, fresh: Fresh, tmp_path: Path) -> None:
     other = tmp_path / "other-g++"
     other.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "g++ (other) 99.1.0" || exec g++ "$@"\n')
@@ -125,6 +128,7 @@ def test_a_node_with_another_compiler_is_refused(nodes: Nodes, fresh: Fresh, tmp
     assert message.endswith(f": its compiler is 'g++ {here}', that of the machine that builds 'g++ 99.1.0'")
 
 
+@slow
 def test_interrupted(nodes: Nodes, fresh: Fresh) -> None:
     project = fresh()
     with project.start(*nodes.executor) as process:
@@ -139,6 +143,7 @@ def test_interrupted(nodes: Nodes, fresh: Fresh) -> None:
     assert project.settle(20) == []
 
 
+@slow
 def test_a_cluster_that_is_lost(nodes: Nodes, fresh: Fresh) -> None:
     """Last: afterwards there is none."""
     project, executor = fresh(), nodes.executor
