@@ -28,6 +28,8 @@ OpOverload = torch._ops.OpOverload
 """An op with its overload: `torch.ops.aten.add.Tensor`."""
 TO_COPY = torch.ops.aten._to_copy.default
 SCALED_MM = torch.ops.aten._scaled_mm.default
+python_dispatcher = enable_python_dispatcher
+"""A context in which ops that are written in terms of others are, in Python, as symbols want it."""
 
 
 def is_own_file(file: str) -> bool:
@@ -110,43 +112,12 @@ def render(expr: sympy.Expr, names: Mapping[str, str]) -> str:
     return str(PythonPrinter().doprint(renamed))
 
 
-def guards(graph: fx.Graph) -> Iterator[tuple[sympy.Expr, str]]:
-    """Conditions that tracing took for granted, with the place in the model's source where known."""
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        if node.op == "placeholder" and isinstance(value, torch.Tensor):
-            shape_env = value.fake_mode.shape_env  # type: ignore[attr-defined]
-            if shape_env is None:
-                continue
-            for guard in shape_env.guards:
-                place = getattr(guard.sloc, "maybe_user_loc", None)
-                yield guard.expr, str(place or "")
-            # Not all of these become assertions in the graph.
-            yield from ((item.expr, "") for items in shape_env.deferred_runtime_asserts.values() for item in items)
-            return
-
-
 def same_memory(left: Any, right: Any) -> bool:
     """Whether two fake tensors, or the first of a list of them, lie on one storage."""
     tensors = [value[0] if isinstance(value, (list, tuple)) and value else value for value in (left, right)]
     return all(isinstance(tensor, torch.Tensor) for tensor in tensors) and (
         tensors[0].untyped_storage()._cdata == tensors[1].untyped_storage()._cdata
     )
-
-
-def failed_guards(error: BaseException | None) -> Iterator[str]:
-    """FILE:LINE in the model for every condition on sizes that an export assumed before it raised `error`."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        trace = error.__traceback__
-        while trace is not None:
-            for value in trace.tb_frame.f_locals.values():
-                if isinstance(value, ShapeEnv):
-                    places = (getattr(guard.sloc, "maybe_user_loc", None) for guard in value.guards)
-                    yield from (str(place) for place in places if place)
-            trace = trace.tb_next
-        error = error.__cause__ or error.__context__
 
 
 # --- compiling ------------------------------------------------------------------------------------------------
@@ -216,69 +187,6 @@ def compile_graph(
     # seconds for each, and the CPU was asked already.
     cpu_vec_isa.VecISA.check_build = lambda self, code: host.accepts(self.build_arch_flags().split(), code)  # type: ignore[method-assign]
     return Path(str(torch._inductor.aot_compile(module, inputs, options={**options})))
-
-
-def expand(
-    module: fx.GraphModule,
-    inputs: tuple[torch.Tensor, ...],
-    symbols: Symbols,
-    kernels: Mapping[Any, Callable[..., Any]],
-) -> fx.GraphModule:
-    """Put Triton's kernels into a graph in place of ops that launch them, so that they become part of the binary.
-
-    Args:
-        kernels: op -> what computes it, with `torch.library.wrap_triton` around each kernel.
-    """
-    graph = module.graph
-    found = [node for node in graph.nodes if node.target in kernels]
-    if not found:
-        return module
-    values: dict[fx.Node, Any] = {}
-
-    class Values(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            values[n] = super().run_node(n)
-            return values[n]
-
-    with symbols.mode, enable_python_dispatcher():  # some ops are written in terms of others for symbols in Python only
-        Values(module).run(*inputs)
-        for node in found:
-            _inline(module, node, kernels[node.target], values)
-    graph.lint()
-    module.recompile()
-    return module
-
-
-def _inline(module: fx.GraphModule, node: fx.Node, kernel: Callable[..., Any], values: dict[fx.Node, Any]) -> None:
-    """Put what `kernel` does in place of a node. The rest of the graph stays as it is."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    graph, given = module.graph, node.all_input_nodes
-
-    def call(*tensors: Any) -> Any:
-        known = dict(zip(given, tensors, strict=True))
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
-        return kernel(*args, **kwargs)
-
-    # Not functionalised: then a kernel's write into an input would be lost.
-    inner = make_fx(call)(*(values[n] for n in given))
-    places: dict[fx.Node, fx.Node] = dict(zip(inner.graph.find_nodes(op="placeholder"), given, strict=True))
-    with graph.inserting_before(node):
-        for constant in inner.graph.find_nodes(op="get_attr"):
-            name = f"{node.name}_{constant.target}"
-            setattr(module, name, getattr(inner, constant.target))
-            places[constant] = graph.get_attr(name)
-        result = graph.graph_copy(inner.graph, places)
-    if isinstance(result, (list, tuple)):
-        for item in list(node.users):
-            made = result[int(item.args[1])]  # type: ignore[arg-type]
-            values[made] = values[item]  # the next op of ours may read it
-            item.replace_all_uses_with(made)
-            graph.erase_node(item)
-    elif isinstance(result, fx.Node):
-        values[result] = values[node]
-        node.replace_all_uses_with(result)
-    graph.erase_node(node)
 
 
 def _keep_registers() -> None:
@@ -363,3 +271,129 @@ def preload() -> None:
 
 def integer(value: int) -> sympy.Integer:
     return sympy.Integer(value)
+
+
+# --- a GPU that is not there: checked with 2.11 ---------------------------------------------------------------
+
+
+_VALUES: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+"""By id of a fake tensor: itself, so that the id stays its own, and the tensor whose values it stands for."""
+_pretended: list[FakeTensorMode] = []
+"""The mode that stands for the device's memory, in a process that has become one with a GPU."""
+
+
+def device_attributes() -> frozenset[str]:
+    """What this torch tells of a GPU, by name; nothing where it is built without CUDA."""
+    described = getattr(torch._C, "_CudaDeviceProperties", None)
+    return frozenset(name for name in dir(described) if not name.startswith("_")) if described else frozenset()
+
+
+def become_cuda(properties: Any) -> None:
+    """Make this process one whose only GPU has `properties`, for everything that compiles; nothing can run on it, and
+    there is no way back.
+
+    torch and Inductor take a device's facts from three places: the device interface, the code that generated Python
+    runs to choose a device, and functions of torch.cuda. The first two can be registered, the last are replaced.
+    """
+    from torch._dynamo import device_interface
+    from torch._inductor.codegen import common
+    from torch._inductor.codegen.cpp_wrapper_gpu import CppWrapperGpu
+    from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
+    from torch._subclasses import fake_tensor
+    from torch.utils import _triton
+
+    capability = (properties.major, properties.minor)
+    facts: dict[str, Callable[..., Any]] = {
+        "current_device": lambda: 0,
+        "device_count": lambda: 1,
+        "get_device_properties": lambda device=None: properties,
+        "is_available": lambda: True,
+        "is_bf16_supported": lambda including_emulation=True: capability >= (8, 0),
+        "set_device": lambda device: None,
+        "synchronize": lambda device=None: None,
+    }
+
+    class Worker:
+        set_device = staticmethod(facts["set_device"])
+        current_device = staticmethod(facts["current_device"])
+        get_device_properties = staticmethod(facts["get_device_properties"])
+
+    interface = type("Interface", (device_interface.CudaInterface,), {
+        **{name: staticmethod(call) for name, call in facts.items()},
+        "Worker": Worker,
+        "exchange_device": staticmethod(lambda device: 0),
+        "get_compute_capability": staticmethod(lambda device=None: capability[0] * 10 + capability[1]),
+        "get_raw_stream": staticmethod(no_stream),
+        "is_triton_capable": staticmethod(lambda device=None: True),
+        "maybe_exchange_device": staticmethod(lambda device: 0),
+        "memory_allocated": staticmethod(lambda device=None: 0),
+        "raise_if_triton_unavailable": staticmethod(lambda device=None: None),
+    })  # fmt: skip
+    list(device_interface.get_registered_device_interfaces())  # registers torch's own, which would come later
+    for name in ("cuda", "cuda:0"):
+        device_interface.register_interface_for_device(name, interface)
+
+    class Overrides(CUDADeviceOpOverrides):
+        def import_get_raw_stream_as(self, name: str) -> str:
+            return f"from {__name__} import no_stream as {name}"
+
+        def set_device(self, device_idx: int) -> str:
+            return "None"
+
+        def synchronize(self) -> str:
+            return "None"
+
+        def device_guard(self, device_idx: int) -> str:
+            return "__import__('contextlib').nullcontext()"
+
+    class Wrapper(CppWrapperGpu):
+        @staticmethod
+        def create(*args: Any, **options: Any) -> Any:
+            return Wrapper()
+
+        def generate_and_run_autotune_block(self) -> None:  # its example tensors take no memory
+            with fake_mode():
+                super().generate_and_run_autotune_block()  # type: ignore[no-untyped-call]
+
+    common.get_device_op_overrides("cuda")
+    common.register_device_op_overrides("cuda", Overrides())
+    common.init_backend_registration()
+    registered: Any = common.device_codegens["cuda"]
+    registered.cpp_wrapper_codegen = Wrapper
+
+    FakeTensorMode.avoid_device_init = property(lambda self: True)  # type: ignore[method-assign, assignment]
+    fake_tensor.init_gpu_context = lambda device: None  # type: ignore[assignment]
+    more: dict[str, Callable[..., Any]] = {
+        "device": lambda device: contextlib.nullcontext(),
+        "get_device_capability": lambda device=None: capability,
+        "get_device_name": lambda device=None: properties.name,
+        "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
+        "is_tf32_supported": lambda: capability >= (8, 0),
+        "mem_get_info": lambda device=None: (properties.total_memory, properties.total_memory),
+        "set_rng_state": lambda state, device=None: None,
+    }
+    for name, call in {**facts, **more}.items():
+        setattr(torch.cuda, name, call)
+    for cached in (value for value in vars(_triton).values() if hasattr(value, "cache_clear")):
+        cached.cache_clear()  # asked before, when there was no GPU
+    _pretended.append(fake_mode())
+
+
+def no_stream(device: int = 0) -> int:
+    """What Inductor's generated Python takes for the current stream."""
+    return 0
+
+
+def on_device(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """The tensor on `device`: where that is not there, a fake one that `value` gives back."""
+    if not _pretended or not device.startswith("cuda"):
+        return tensor.to(device)
+    with _pretended[0]:
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    _VALUES[id(fake)] = (fake, tensor)
+    return fake
+
+
+def value(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or what a fake one of `on_device` was made of."""
+    return _VALUES.get(id(tensor), (tensor, tensor))[1]

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from fxc import _torch_build, _torch_run, kernels
+from fxc.expand import expand
 from fxc.graph_run import copied, drawn, placed
 from fxc.graph_text import parse_graph, parse_layout
 from fxc.jobs import CheckJob, CompileJob, TimeJob, UserOps
@@ -60,7 +61,7 @@ def compile_piece(job: CompileJob) -> dict[str, Any]:
     graph, layouts = parse_graph(job.text)
     symbols = _torch_build.Symbols(job.dims)
     inputs = tuple(_fake(symbols, text, job.target.device) for text in layouts)
-    module = _torch_build.expand(fx.GraphModule({}, graph), inputs, symbols, _kernels(job.target))
+    module = expand(fx.GraphModule({}, graph), inputs, symbols, _kernels(job.target))
     library = _torch_build.compile_graph(
         module, inputs, job.options, job.target, scratch=Path(job.scratch), fast=job.fast
     )

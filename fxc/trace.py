@@ -12,8 +12,8 @@ import torch
 from torch import fx, nn
 
 from fxc import _torch_build as private
-from fxc._torch_virtual import on_device
 from fxc.errors import TraceError
+from fxc.guards import failed_guards
 from fxc.random_inputs import example_inputs
 from fxc.shapes import Range, parse_size
 from fxc.spec import InputSpec
@@ -68,7 +68,7 @@ def with_fake_weights(model: nn.Module, device: str) -> nn.Module:
                 parameters[name] = fake(parameter)  # type: ignore[assignment]
         for name, buffer in buffers.items():
             if buffer is not None:
-                buffers[name] = fake(buffer) if buffer.is_meta else on_device(buffer.contiguous(), device)
+                buffers[name] = fake(buffer) if buffer.is_meta else private.on_device(buffer.contiguous(), device)
     return model
 
 
@@ -89,7 +89,7 @@ def capture(model: nn.Module, inputs: Mapping[str, InputSpec], box: Range, devic
     widths = {size for parameter in model.parameters() for size in parameter.shape}
     sizes = hints(box, widths | {part for spec in inputs.values() for part in spec.shape if isinstance(part, int)})
     drawn = example_inputs(inputs, sizes, "cpu", torch.Generator().manual_seed(0))
-    example = {name: on_device(tensor, device) for name, tensor in drawn.items()}
+    example = {name: private.on_device(tensor, device) for name, tensor in drawn.items()}
     dims = {name: torch.export.Dim(name, min=low, max=high) for name, low, high in box.bounds if low < high}
     _check_named(model, inputs)
     dynamic = {name: _dynamic(spec.shape, dims) for name, spec in inputs.items()}
@@ -153,7 +153,7 @@ def _narrowed(error: Exception, box: Range, sizes: Mapping[str, int]) -> Narrowe
 
 def _branch(error: BaseException) -> str:
     """Where the model asks about a size, for an error about the answers."""
-    places = [place for place in private.failed_guards(error) if not private.is_own_file(place)]
+    places = [place for place in failed_guards(error) if not private.is_own_file(place)]
     if not places:
         return ""
     file, _, line = places[-1].rpartition(":")

@@ -13,10 +13,10 @@ from torch import fx, nn
 
 from fxc import _torch_build as private
 from fxc._torch_build import OpOverload
-from fxc._torch_virtual import value as value_of
 from fxc.cache import key
 from fxc.errors import TraceError
 from fxc.graph_text import layout, source_line
+from fxc.guards import guards
 from fxc.scalars import compute
 from fxc.shapes import Range, parse_size
 from fxc.spec import InputSpec
@@ -151,7 +151,7 @@ def _roles(
         if spec.kind is kind.PARAMETER or (spec.kind is kind.BUFFER and spec.persistent):
             roles[name] = ("weight", first.get(target, target))
         elif spec.kind in (kind.BUFFER, kind.CONSTANT_TENSOR):
-            value = value_of(exported.constants[target]).detach()
+            value = private.value(exported.constants[target]).detach()
             if not value.is_contiguous():
                 raise TraceError(f"the constant {target} has strides {value.stride()}", "make it .contiguous() first")
             known = target if spec.kind is kind.BUFFER else _content_name(value)
@@ -242,7 +242,7 @@ def _assertions(graph: fx.Graph) -> Iterator[Condition]:
 
 
 def _guards(graph: fx.Graph, names: Mapping[str, str]) -> Iterator[Condition]:
-    for expr, place in private.guards(graph):
+    for expr, place in guards(graph):
         symbols = {symbol: names[symbol.name] for symbol in expr.free_symbols if symbol.name in names}
         if len(symbols) != len(expr.free_symbols) or not symbols:
             continue

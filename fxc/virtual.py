@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fxc import _torch_virtual, cubin
+from fxc import _torch_build, cubin
 from fxc.errors import CompileError, UsageError
 from fxc.records import Record
 
@@ -54,7 +54,7 @@ def activate(record: Record, sdk: Path | None = None) -> None:
 
         os.environ["CUDA_HOME"] = cpp_extension.CUDA_HOME = str(sdk)
         _drive(record)
-    _torch_virtual.become_cuda(Properties(record, _torch_virtual.device_attributes()))
+    _torch_build.become_cuda(Properties(record, _torch_build.device_attributes()))
 
 
 def _drive(record: Record) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fxc import inductor_options, pipeline, records, target_build
-from fxc._torch_virtual import on_device, value
+from fxc._torch_build import on_device, value
 from fxc.errors import FxcError, IncompatibleError, ProofError, UsageError
 from fxc.progress import Observer
 from fxc.target import Target

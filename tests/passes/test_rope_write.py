@@ -200,7 +200,8 @@ def test_ops_that_read_what_others_give_are_all_put_into_a_binary() -> None:
     """As the residual of a layer goes from norm to norm."""
     from torch import fx
 
-    from fxc._torch_build import Symbols, expand
+    from fxc._torch_build import Symbols
+    from fxc.expand import expand
     from fxc.graph_text import parse_layout
     from fxc.piece_jobs import _kernels
     from fxc.scalars import compute
