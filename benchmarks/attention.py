@@ -15,16 +15,16 @@ import argparse
 import functools
 import json
 import os
-import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from device_clock import clock
 from machine import machine
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -32,6 +32,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from fxc.ops import kv_write, paged_attention
+from fxc.timing import copy_bandwidth
 
 HEADS, KV_HEADS, WIDTH, BLOCK = 32, 8, 128, 16
 DTYPE = torch.bfloat16
@@ -117,30 +118,6 @@ def dense(case: Case) -> list[tuple[Tensor, Tensor, Tensor]]:
     ]
 
 
-def clock(calls: Sequence[Callable[[], Any]]) -> float:
-    """Seconds of one call, in a graph of all of them, at least 16."""
-    calls = list(calls) * max(1, -(-16 // len(calls)))
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        calls[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    graph.replay()
-    torch.cuda.synchronize()
-    found = []
-    for _ in range(7):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        found.append(float(start.elapsed_time(end)) * 1e-3 / len(calls))
-    return statistics.median(found)
-
-
 def sets(case: Case) -> int:
     return max(1, -(-ROTATION // case.bytes))
 
@@ -200,13 +177,6 @@ def flex(case: Case) -> float:
     return clock([functools.partial(call, parts) for parts in inputs])
 
 
-def copy_bandwidth() -> float:
-    """Bytes read and written per second by one pass over a large tensor."""
-    a = torch.randn(1 << 30, dtype=torch.float32, device="cuda")
-    b = torch.empty_like(a)
-    return 2 * a.nbytes / clock([lambda: torch.neg(a, out=b)])
-
-
 def writing() -> dict[str, float]:
     found = {}
     for tokens in (1, 256, 2048):
@@ -230,7 +200,7 @@ def main() -> None:
     parser.add_argument("--skip", nargs="*", default=[])
     args = parser.parse_args()
     deadline = time.monotonic() + args.limit
-    bandwidth = copy_bandwidth()
+    bandwidth = copy_bandwidth(torch.device("cuda"))
     where = machine("cuda")
     title = f"{where['device']}, {where['cores']} cores, torch {where['torch']}, {where['date']}"
     found: dict[str, Any] = {"machine": where, "copy": bandwidth, "cases": {}, "kv_write": writing()}

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from device_clock import clock
 from machine import machine
 from torch import Tensor, fx
 from torch.nn.functional import silu
@@ -35,6 +36,7 @@ from fxc.partition import partition
 from fxc.passes import PIPELINE, run
 from fxc.shapes import Range
 from fxc.spec import InputSpec
+from fxc.timing import copy_bandwidth
 from fxc.trace import capture
 
 FP8 = torch.float8_e4m3fn
@@ -167,42 +169,12 @@ def made(text: str, n: int, device: str, seed: int) -> list[Tensor]:
     return [tensor.abs() + 0.01 if tensor.ndim == 0 else tensor for tensor in tensors]
 
 
-def clock(call: Callable[..., Any], inputs: list[list[Tensor]]) -> float:
-    """Seconds of one call, inside a CUDA graph of one for each of `inputs`."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for tensors in inputs[:2]:
-            call(*tensors)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for tensors in inputs:
-            call(*tensors)
-    graph.replay()
-    found = []
-    for _ in range(7):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        found.append(float(start.elapsed_time(end)) * 1e-3 / len(inputs))
-    return sorted(found)[len(found) // 2]
-
-
-def copy_bandwidth() -> float:
-    """Bytes read and written per second by one pass over a large tensor."""
-    a = torch.randn(1 << 30, dtype=torch.float32, device="cuda")
-    b = torch.empty_like(a)
-    return 2 * a.nbytes / clock(lambda x: torch.neg(x, out=b), [[a]])
-
-
 def measure(case: Case, width: int, tokens: int, calls: dict[str, Callable[..., Any]], text: str) -> dict[str, Any]:
     moved = case.moved(tokens)
     sets = max(8, min(256, -(-ROTATION // max(moved, 1))))
     inputs = [made(text, tokens, "cuda", 100 * index) for index in range(sets)]
     with torch.no_grad():
-        times = {name: clock(call, inputs) * 1e6 for name, call in calls.items()}
+        times = {name: clock([partial(call, *tensors) for tensors in inputs]) * 1e6 for name, call in calls.items()}
     return {"case": case.name, "fusion": case.fusion, "width": width, "tokens": tokens, "bytes": moved, "us": times}
 
 
@@ -216,7 +188,7 @@ def main() -> None:
         dry_run()
         return
     start, lines = time.monotonic(), []
-    bandwidth, where = copy_bandwidth(), machine("cuda")
+    bandwidth, where = copy_bandwidth(torch.device("cuda")), machine("cuda")
     for width in WIDTHS:
         for case in cases(width):
             text = piece(case, TOKENS[-1])

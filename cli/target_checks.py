@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from fxc import cubin, cuda_sdk, machine
+from fxc import cubin, cuda_sdk, machine, records
 from fxc.cli.checks import Check
 from fxc.errors import FxcError
 from fxc.records import Record
@@ -29,8 +29,8 @@ def torch_cuda() -> Check:
         version, cuda = machine.torch_version()
     except FxcError as error:
         return Check("torch for CUDA", False, True, error.message, error.hint)
-    mend = "" if cuda else f"pip install torch=={version.partition('+')[0]} from download.pytorch.org/whl/cu130"
-    return Check("torch for CUDA", bool(cuda), True, f"{version}, {f'CUDA {cuda}' if cuda else 'without CUDA'}", mend)
+    found = f"{version}, {f'CUDA {cuda}' if cuda else 'without CUDA'}"
+    return Check("torch for CUDA", bool(cuda), True, found, "" if cuda else records.mend(version))
 
 
 def triton_nvidia() -> Check:

@@ -205,28 +205,25 @@ def _keep_registers() -> None:
 
 
 _choices: dict[str, str] = {}
-"""By name of a kernel, what decided on its configuration: `rules`, `record` or `clock`."""
+"""By name of a kernel, what decided on its configuration: `rules` or `clock`."""
 
 
 def _note_choices() -> None:
     """Have Inductor tell how it came to each kernel's configuration."""
-    from torch._inductor.runtime import triton_heuristics
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     begin, save = CachingAutotuner.__init__, CachingAutotuner.save_gpu_kernel
-    said: dict[int, tuple[bool, int]] = {}
+    candidates: dict[int, int] = {}
 
     def init(self: Any, *args: Any, **options: Any) -> None:
         begin(self, *args, **options)
-        recorded = triton_heuristics.lookup_autotune_config(self.size_hints, self.fn) is not None
-        said[id(self)] = (recorded, len(self.configs))
+        candidates[id(self)] = len(self.configs)
 
     def saved(self: Any, stream: Any, launcher: Any) -> None:
         save(self, stream, launcher)  # type: ignore[no-untyped-call]
-        recorded, candidates = said[id(self)]
-        timed = not self.deterministic_mode and (candidates > 1 or self.inductor_meta.get("coordinate_descent_tuning"))
-        chosen = "record" if recorded else "clock" if timed and not self.custom_kernel else "rules"
-        _choices[self.inductor_meta["kernel_name"]] = chosen
+        several = candidates[id(self)] > 1 or self.inductor_meta.get("coordinate_descent_tuning")
+        timed = several and not self.deterministic_mode and not self.custom_kernel
+        _choices[self.inductor_meta["kernel_name"]] = "clock" if timed else "rules"
 
     CachingAutotuner.__init__ = init  # type: ignore[method-assign]
     CachingAutotuner.save_gpu_kernel = saved  # type: ignore[method-assign]

@@ -45,47 +45,42 @@ class CompileJob(msgspec.Struct, frozen=True, tag="compile"):
     """The GPU to compile for, where that is not here."""
 
 
-class CheckJob(msgspec.Struct, frozen=True, tag="check"):
-    """Load a compiled piece and run it against eager."""
+class RunJob(msgspec.Struct, frozen=True):
+    """Run a piece that is compiled, at made-up inputs."""
 
     id: int
     label: str
     text: str
+    """`Piece.text`."""
     device: str
     ops: UserOps
-    library: str
-    """Empty where it cannot be loaded, for want of the device: then `rewritten` runs in its place, as Python."""
     points: tuple[dict[str, int], ...]
-    """Sizes to run at; none only loads."""
+    """Sizes to run at."""
     lowest: dict[str, int]
     """Lowest sizes that the binary is for."""
-    share: int
-    """How many checks may run at once, which share the memory."""
     values: tuple[tuple[float, float] | None, ...]
     """Per input, the half-open range of made-up integers."""
     directory: str
+
+
+class CheckJob(RunJob, frozen=True, tag="check"):
+    """Load a compiled piece and run it against eager; without points, only load it."""
+
+    library: str
+    """Empty where it cannot be loaded, for want of the device: then `rewritten` runs in its place, as Python."""
+    share: int
+    """How many checks may run at once, which share the memory."""
     rewritten: str = ""
     """What passes made of `text`."""
 
 
-class TimeJob(msgspec.Struct, frozen=True, tag="time"):
+class TimeJob(RunJob, frozen=True, tag="time"):
     """Time two binaries of one piece in turns."""
 
-    id: int
-    label: str
-    text: str
-    device: str
-    ops: UserOps
     fused: str
     """One library."""
     apart: str
     """The other one, without a fusion."""
-    points: tuple[dict[str, int], ...]
-    lowest: dict[str, int]
-    """Lowest sizes that the binaries are for."""
-    values: tuple[tuple[float, float] | None, ...]
-    """Per input, the half-open range of made-up integers."""
-    directory: str
 
 
 class ProbeJob(msgspec.Struct, frozen=True, tag="probe"):

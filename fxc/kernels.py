@@ -20,7 +20,7 @@ class Compiled(NamedTuple):
     shared: int
     """Bytes of shared memory that a launch asks for."""
     chosen: str
-    """What decided on its configuration: rules, record or clock."""
+    """What decided on its configuration: rules or clock."""
 
 
 def describe(kernels: Iterable[Compiled], target: Target) -> list[dict[str, Any]]:

@@ -126,9 +126,9 @@ class Kernel(_Record, frozen=True):
     """Bytes of shared memory of a block."""
     warps: int
     """Of a block."""
-    chosen: Literal["rules", "record", "clock"] = "rules"
-    """What decided on its configuration: Inductor's rules, a tuning record, or times measured in this build. Kernels
-    of fxc's ops are by rules."""
+    chosen: Literal["rules", "clock"] = "rules"
+    """What decided on its configuration: Inductor's rules, or times measured in this build. Kernels of fxc's ops are
+    by rules."""
 
 
 class Timed(_Record, frozen=True):

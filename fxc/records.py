@@ -115,6 +115,11 @@ def probe(device: str = "cuda") -> Record:
     return Record(capability, properties, source, "made on the device itself")
 
 
+def mend(version: str) -> str:
+    """How to get that version of torch with CUDA."""
+    return f"pip install torch=={version.partition('+')[0]} --index-url https://download.pytorch.org/whl/cu130"
+
+
 def target(record: Record) -> Target:
     """What a build for such a device is for, with the torch and the compiler of this machine.
 
@@ -123,7 +128,6 @@ def target(record: Record) -> Target:
     """
     version, cuda = machine.torch_version()
     if not cuda:
-        hint = f"pip install torch=={version.partition('+')[0]} --index-url https://download.pytorch.org/whl/cu130"
-        raise IncompatibleError(f"torch {version} is built without CUDA, which a build for a GPU needs", hint)
+        raise IncompatibleError(f"torch {version} is built without CUDA, which a build for a GPU needs", mend(version))
     properties = {name: record.properties[name] for name in machine.PROPERTIES}
     return machine.cuda_target(record.compute_capability, properties, machine.compiler_version())
