@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -111,13 +112,10 @@ def verify(artifact: Artifact, cache: Cache, directory: Path | None, jobs: int, 
     observer.binaries(len(places), 0)
     found: dict[str, Binary] = {}
     with tempfile.TemporaryDirectory() as scratch, Pool(jobs) as pool:
-        waiting, running = list(places), dict[int, str]()
+        waiting, running, numbers = list(places), dict[int, str](), itertools.count()
         while waiting or running:
             while waiting and len(running) < jobs:
-                key = waiting.pop()
-                number = len(found) + len(running)
-                while number in running:
-                    number += 1
+                key, number = waiting.pop(), next(numbers)
                 running[number] = key
                 pool.send(_job(number, artifact, places[key], wanted[key], texts, directory, Path(scratch), jobs))
             reply = pool.receive()

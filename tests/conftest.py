@@ -53,16 +53,20 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 GOLDENS = Path(__file__).parent / "goldens"
 
 
-COMPILED = ("compiled", "mixed", "built")
-"""Fixtures that compile for a minute or more: the tests that use one run in one process."""
+COMPILED = ("library", "compiled", "mixed", "built")
+"""Fixtures of a session that compile: the tests that use one run in one process."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Which tests stay together where several processes run them: `scripts/test`."""
-    for item in items if config.pluginmanager.hasplugin("xdist") else ():
+    """Which tests stay together where several processes run them (`scripts/test`); those that take long begin."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
         fixtures = getattr(item, "fixturenames", ())
-        group = next((name for name in COMPILED if name in fixtures), str(item.path))
+        group = next((name for name in COMPILED if name in fixtures), item.nodeid.partition("::")[0])
         item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group").args[0] not in COMPILED)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

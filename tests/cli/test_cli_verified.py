@@ -34,7 +34,7 @@ compile: {level: 1}
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def unverified(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A cache with one binary, as a build without the device would have left it."""
     folder = tmp_path_factory.mktemp("small")
     (folder / "small.py").write_text(MODEL)
@@ -48,8 +48,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder / "cache", hash
 
 
-def test_before_and_after(fxc: Any, built: tuple[Path, str]) -> None:
-    cache, hash = built
+def test_before_and_after(fxc: Any, unverified: tuple[Path, str]) -> None:
+    cache, hash = unverified
     place = ("--cache-dir", str(cache))
     refused = fxc("warm", hash, "--require-verified", "--json", *place)
     assert refused.code == 5
@@ -69,9 +69,9 @@ def test_before_and_after(fxc: Any, built: tuple[Path, str]) -> None:
     assert fxc("warm", hash, "--no-run", "--require-verified", "--json", *place).json["verified"] is True
 
 
-def test_a_binary_that_is_wrong(built: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_binary_that_is_wrong(unverified: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """It is compared with what the artifact says was traced."""
-    cache, hash = built
+    cache, hash = unverified
     artifact = Cache.open(cache).artifact(hash)
     checked, texts = verification.read(artifact)
     other = {name: text.replace("relu", "tanh") for name, text in texts.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import fxc as library
 from fxc.cache import Cache
 from fxc.cost import like
 from fxc.manifest import Binary, Program, Source
@@ -38,22 +40,30 @@ SPEC: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the model and, in `cache`, its artifact."""
+    folder = tmp_path_factory.mktemp("why")
+    (folder / "linear.py").write_text(MODEL)
+    (folder / "model.yaml").write_text(json.dumps(SPEC))
+    library.build(folder / "model.yaml", cache_dir=folder / "cache", prove=False)
+    return folder
+
+
 @pytest.fixture
-def built(fxc: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Its hash; the model is in the current folder."""
-    Path("linear.py").write_text(MODEL)
-    Path("model.yaml").write_text(json.dumps(SPEC))
+def known(fxc: Any, project: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Its hash; a copy of the folder is the current one."""
+    shutil.copytree(project, ".", dirs_exist_ok=True)
     monkeypatch.delitem(sys.modules, "linear", raising=False)
-    told = fxc("build", "model.yaml", "--no-prove", "-q")
-    assert told.code == 0, told
-    return str(told.out.strip())
+    (artifact,) = Path("cache/v1/artifacts").iterdir()
+    return artifact.name
 
 
 def names(entries: list[dict[str, Any]]) -> list[str]:
     return [entry["name"] for entry in entries]
 
 
-def test_hit(fxc: Any, built: str) -> None:
+def test_hit(fxc: Any, known: str) -> None:
     told = fxc("why", "model.yaml", "--json")
     assert (told.code, told.err) == (0, "hit: it is in the cache\n")
     assert list(told.json) == [
@@ -67,27 +77,27 @@ def test_hit(fxc: Any, built: str) -> None:
         "binaries",
         "seconds",
     ]
-    assert (told.json["hit"], told.json["hash"], told.json["nearest"]) == (True, built, built)
+    assert (told.json["hit"], told.json["hash"], told.json["nearest"]) == (True, known, known)
 
 
-def test_nothing_like_it(fxc: Any, built: str) -> None:
+def test_nothing_like_it(fxc: Any, known: str) -> None:
     told = fxc("why", "model.yaml", "--cache-dir", "empty", "--no-trace", "--json")
     assert told.err == "miss: there is no artifact of this model in the cache\n"
     assert (told.json["hit"], told.json["nearest"], told.json["seconds"]) == (False, None, None)
     assert not Path("empty").exists()
 
 
-def test_a_key_of_model_yaml(fxc: Any, built: str) -> None:
+def test_a_key_of_model_yaml(fxc: Any, known: str) -> None:
     told = fxc("why", "model.yaml", "--no-trace", "--set", "dims.n.max=32", "-O1")
     assert (told.code, told.out) == (0, "")
     first, nearest, *rest, last = told.err.splitlines()
-    assert first == f"miss: not as {built} was built: spec.dims.n.max, spec.compile.level"
-    assert nearest == f"nearest: {built}"
+    assert first == f"miss: not as {known} was built: spec.dims.n.max, spec.compile.level"
+    assert nearest == f"nearest: {known}"
     assert rest == ["  spec.dims.n.max: 64 -> 32", "  spec.compile.level: 0 -> 1"]
     assert last.startswith("a build takes about ")
 
 
-def test_defaults_are_shown(fxc: Any, built: str) -> None:
+def test_defaults_are_shown(fxc: Any, known: str) -> None:
     Path("model.yaml").write_text(json.dumps({**SPEC, "compile": {}}))
     told = fxc("why", "model.yaml", "--no-trace", "--json", "-q").json
     assert [(entry["name"], entry["old"], entry["new"]) for entry in told["changed"]] == [
@@ -96,7 +106,7 @@ def test_defaults_are_shown(fxc: Any, built: str) -> None:
     ]
 
 
-def test_a_source_file_and_the_lines_of_the_graph(fxc: Any, built: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_file_and_the_lines_of_the_graph(fxc: Any, known: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("linear.py").write_text("# a comment\n" + MODEL.replace("torch.relu(", "torch.sigmoid("))
     monkeypatch.delitem(sys.modules, "linear", raising=False)
     quick = fxc("why", "model.yaml", "--no-trace", "--json").json
@@ -104,36 +114,36 @@ def test_a_source_file_and_the_lines_of_the_graph(fxc: Any, built: str, monkeypa
     told = fxc("why", "model.yaml", "--json")
     assert "  source.linear.py: changed\n" in told.err
     found = told.json
-    assert (found["hit"], found["nearest"], names(found["factors"])) == (False, built, ["graph"])
-    assert found["hash"] != built
+    assert (found["hit"], found["nearest"], names(found["factors"])) == (False, known, ["graph"])
+    assert found["hash"] != known
     (graph,) = found["factors"]
     changed = [line.strip() for line in graph["lines"] if line[0] in "+-" and "#" not in line[:8]]
     assert any("torch.ops.aten.relu.default" in line and line.startswith("-") for line in changed)
     assert any("torch.ops.aten.sigmoid.default" in line and line.startswith("+") for line in changed)
     assert "    -    relu = torch.ops.aten.relu.default" in told.err
     assert fxc("build", "model.yaml", "--no-prove", "-q").out.strip() == found["hash"]
-    told = fxc("why", built, found["hash"], "--json")
+    told = fxc("why", known, found["hash"], "--json")
     assert told.err.startswith("miss: they differ in graph\n")
     assert (names(told.json["changed"]), names(told.json["factors"])) == (["source.linear.py"], ["graph"])
     assert told.json["factors"][0]["lines"] == graph["lines"]
 
 
-def test_a_comment_costs_a_trace(fxc: Any, built: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comment_costs_a_trace(fxc: Any, known: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("linear.py").write_text("# a comment\n" + MODEL)
     monkeypatch.delitem(sys.modules, "linear", raising=False)
     told = fxc("why", "model.yaml", "--json").json
-    assert (told["hit"], told["hash"], names(told["changed"])) == (True, built, ["source.linear.py"])
+    assert (told["hit"], told["hash"], names(told["changed"])) == (True, known, ["source.linear.py"])
     assert told["reason"] == "it is in the cache, but a build has to trace again to know that"
 
 
-def test_what_would_be_compiled(fxc: Any, built: str, tmp_path: Path) -> None:
+def test_what_would_be_compiled(fxc: Any, known: str, tmp_path: Path) -> None:
     """At level 1: the nearest artifact has no timings, then it gets some."""
     told = fxc("why", "model.yaml", "-O1", "--json")
     assert told.json["compile"] == [{"piece": "piece_0 n=1..64", "seconds": None}]
     assert (told.json["binaries"], told.json["seconds"]) == (1, None)
     assert "to compile: 1; the artifact has 1 binary\n  piece_0 n=1..64\n" in told.err
     cache = Cache.open(tmp_path / "cache")
-    manifest = cache.artifact(built).manifest
+    manifest = cache.artifact(known).manifest
     binary = Binary(piece="p", range="n=8", bytes=1, sha256="0", seconds=4.0)
     timed = msgspec.structs.replace(
         manifest, binaries={"ab": binary}, seconds={"compile": 8.0, "prove": 2.0, "total": 12.0}
@@ -146,10 +156,10 @@ def test_what_would_be_compiled(fxc: Any, built: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def compiled(built: str, tmp_path: Path) -> str:
+def timed(known: str, tmp_path: Path) -> str:
     """The same as if it had been compiled, with sizes 4 and 8."""
     cache = Cache.open(tmp_path / "cache")
-    manifest = cache.artifact(built).manifest
+    manifest = cache.artifact(known).manifest
     (first,) = (piece for step in manifest.pieces.values() for piece in step)
     shapes = {"n=4": 3.0, "n=8": 5.0, "n=1..64": 8.0}
     binaries = {
@@ -171,7 +181,7 @@ def compiled(built: str, tmp_path: Path) -> str:
     Path("model.yaml").write_text(json.dumps({**SPEC, "compile": {"sizes": [4, 8], "level": 2}}))
     for entry in (tmp_path / "cache/v1/index").iterdir():
         entry.unlink()
-    return built
+    return known
 
 
 @pytest.mark.parametrize(
@@ -189,7 +199,7 @@ def compiled(built: str, tmp_path: Path) -> str:
     ],
 )
 def test_what_would_be_compiled_about(
-    fxc: Any, compiled: str, overrides: list[str], pieces: dict[str, float], seconds: float
+    fxc: Any, timed: str, overrides: list[str], pieces: dict[str, float], seconds: float
 ) -> None:
     """Without a trace, from the nearest artifact; `warm --require-hit` says it too."""
     options = [word for override in overrides for word in ("--set", override)]
@@ -198,13 +208,13 @@ def test_what_would_be_compiled_about(
     assert told["seconds"] == pytest.approx(seconds)
     warm = fxc("warm", "model.yaml", "--require-hit", *options)
     assert warm.code == 3
-    assert f"nearest: {compiled}\n" in warm.err
+    assert f"nearest: {timed}\n" in warm.err
     assert ("to compile: about " in warm.err) == bool(pieces)
     assert all(f"  {piece}  " in warm.err for piece in pieces)
     assert "a build takes about " in warm.err
 
 
-def test_warm_names_the_file_and_where_its_lines_are_shown(fxc: Any, compiled: str) -> None:
+def test_warm_names_the_file_and_where_its_lines_are_shown(fxc: Any, timed: str) -> None:
     Path("linear.py").write_text("# a comment\n" + MODEL)
     told = fxc("warm", "model.yaml", "--require-hit")
     assert told.code == 3
@@ -213,31 +223,31 @@ def test_warm_names_the_file_and_where_its_lines_are_shown(fxc: Any, compiled: s
     assert "`fxc why` with the same arguments traces the model" in told.err
 
 
-def test_a_file_that_is_gone_and_a_variable(fxc: Any, built: str, tmp_path: Path) -> None:
+def test_a_file_that_is_gone_and_a_variable(fxc: Any, known: str, tmp_path: Path) -> None:
     cache = Cache.open(tmp_path / "cache")
-    manifest = cache.artifact(built).manifest
+    manifest = cache.artifact(known).manifest
     more = (Source(file="gone.py", digest="1"), Source(file="env:MODE", digest="1"))
     cache.publish(msgspec.structs.replace(manifest, sources=(*manifest.sources, *more)), "rank_0_0", {}, [])
-    told = fxc("why", "model.yaml", built, "--no-trace")
+    told = fxc("why", "model.yaml", known, "--no-trace")
     assert told.err.splitlines()[1:] == ["  source.gone.py: is gone", "  environment.MODE: changed"]
 
 
-def test_warm_says_why(fxc: Any, built: str) -> None:
+def test_warm_says_why(fxc: Any, known: str) -> None:
     told = fxc("warm", "model.yaml", "--require-hit", "--set", "dims.n.max=32")
     assert (told.code, told.out) == (3, "")
     lines = told.err.splitlines()
-    assert lines[0] == f"miss: not as {built} was built: spec.dims.n.max"
+    assert lines[0] == f"miss: not as {known} was built: spec.dims.n.max"
     assert "  spec.dims.n.max: 64 -> 32" in lines
     assert lines[-2].startswith("fxc: error: model.yaml is not built, or was changed since")
     quiet = fxc("warm", "model.yaml", "--require-hit", "--set", "dims.n.max=32", "-q")
     assert len(quiet.err.splitlines()) == 2
 
 
-def test_usage(fxc: Any, built: str) -> None:
-    assert fxc("why", built).code == 2
-    assert fxc("why", built, "model.yaml").code == 2
-    assert fxc("why", built, "dddd").code == 3
-    assert fxc("why", built, built).err == "hit: they are the same\n"
+def test_usage(fxc: Any, known: str) -> None:
+    assert fxc("why", known).code == 2
+    assert fxc("why", known, "model.yaml").code == 2
+    assert fxc("why", known, "dddd").code == 3
+    assert fxc("why", known, known).err == "hit: they are the same\n"
     assert fxc("why", "absent.yaml").code == 2
 
 

@@ -44,7 +44,7 @@ def test_a_file_that_is_read(cache: Cache, monkeypatch: pytest.MonkeyPatch, name
 
 
 @pytest.fixture
-def compiled(tmp_path: Path) -> Path:
+def bare(tmp_path: Path) -> Path:
     """An artifact whose one piece is a binary."""
     library = tmp_path / "piece.so"
     library.write_bytes(b"checked")
@@ -53,7 +53,7 @@ def compiled(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("changes", "maps"), [(0, 1), (1, 2), (2, 3)])
-def test_a_binary_that_is_replaced(compiled: Path, monkeypatch: pytest.MonkeyPatch, changes: int, maps: int) -> None:
+def test_a_binary_that_is_replaced(bare: Path, monkeypatch: pytest.MonkeyPatch, changes: int, maps: int) -> None:
     """By an equal one, as a build does it: mapped once more, when it was checked."""
     mapped: list[int] = []
 
@@ -65,22 +65,22 @@ def test_a_binary_that_is_replaced(compiled: Path, monkeypatch: pytest.MonkeyPat
         return lambda tensors: [tensors[0] @ tensors[1].t()]
 
     monkeypatch.setattr(_torch_run, "runner", runner)
-    assert world.load(compiled).tolist() == world.RIGHT
+    assert world.load(bare).tolist() == world.RIGHT
     assert len(mapped) == maps
 
 
 @pytest.mark.parametrize("text", [b"changed", b"changed and longer", b""])
-def test_a_binary_that_is_changed(compiled: Path, monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
+def test_a_binary_that_is_changed(bare: Path, monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
     def runner(path: Path, device: torch.device) -> _torch_run.Piece:
         path.write_bytes(text)
         return lambda tensors: tensors
 
     monkeypatch.setattr(_torch_run, "runner", runner)
     with pytest.raises(DamagedError, match=r"k\.so is damaged"):
-        loader.load(compiled)
+        loader.load(bare)
 
 
-def test_a_binary_that_is_never_the_same(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_binary_that_is_never_the_same(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def runner(path: Path, device: torch.device) -> _torch_run.Piece:
         path.with_name("new").write_bytes(b"checked")
         path.with_name("new").rename(path)
@@ -88,4 +88,4 @@ def test_a_binary_that_is_never_the_same(compiled: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(_torch_run, "runner", runner)
     with pytest.raises(DamagedError, match=r"k\.so is changed while it is loaded"):
-        loader.load(compiled)
+        loader.load(bare)
