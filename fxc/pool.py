@@ -119,6 +119,7 @@ class Pool:
 
     def has_news(self, seconds: float) -> bool:
         """Whether `receive` would not have to wait for long; waits itself so long at most."""
+        assert self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], seconds)[0])
 
     def _hear(self) -> Reply | None:
