@@ -4,7 +4,9 @@ python benchmarks/pull.py [--binaries 200] [--bytes 320000] [--turns 9]
 
 The server is the one of the tests, moto, on this machine. In each turn, one after the other: the file, by s3fs; the
 artifact, by `Cache.pull` into an empty cache, which checks every digest and writes all through to the disk; and as many
-bare requests as there are binaries, sixteen at a time. The ratio is that of one turn.
+bare requests as there are binaries, sixteen at a time. The ratio is that of one turn. CPU seconds are those of this
+process and of the server, which share the machine: where the two together are busy all the time, the ratio of elapsed
+time is that of CPU time.
 """
 
 from __future__ import annotations
@@ -52,13 +54,13 @@ def main() -> None:
                 "AWS_ENDPOINT_URL": f"http://127.0.0.1:{int(server.stdout.readline())}",
                 "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1",
             }  # fmt: skip
-            write(measure(folder, options.binaries, options.bytes, options.turns))
+            write(measure(folder, server.pid, options.binaries, options.bytes, options.turns))
         finally:
             server.kill()
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def measure(folder: Path, binaries: int, size: int, turns: int) -> dict[str, Any]:
+def measure(folder: Path, server: int, binaries: int, size: int, turns: int) -> dict[str, Any]:
     bucket = f"bucket-{uuid.uuid4()}"
     remote = Remote.open(f"s3://{bucket}/fxc")
     remote.fs.mkdir(bucket)
@@ -68,17 +70,31 @@ def measure(folder: Path, binaries: int, size: int, turns: int) -> dict[str, Any
     remote.fs.pipe_file(f"{bucket}/small", os.urandom(size))
     found: list[dict[str, float]] = []
     for turn in range(turns):
+        before = spent(server)
         file = timed(lambda: remote.fs.get_file(f"{bucket}/file", str(folder / "file")))
+        between = spent(server)
         start = time.perf_counter()
         sync_all([folder / "file"])
         synced = file + time.perf_counter() - start
+        start_pull = spent(server)
         pulled = timed(functools.partial(pull, Cache.open(folder / f"pulled-{turn}", {}), remote, artifact))
+        after = spent(server)
         bare = timed(functools.partial(ask, remote, f"{bucket}/small", binaries))
-        found.append({"file": file, "synced": synced, "pull": pulled, "requests": bare, "ratio": file / pulled})
+        cpu = {
+            "file_cpu": between[0] - before[0], "file_server_cpu": between[1] - before[1],
+            "pull_cpu": after[0] - start_pull[0], "pull_server_cpu": after[1] - start_pull[1],
+        }  # fmt: skip
+        found.append({"file": file, "synced": synced, "pull": pulled, "requests": bare, "ratio": file / pulled, **cpu})
     return {
         "machine": machine("cpu"), "binaries": binaries, "bytes": binaries * size, "push_seconds": pushed,
         "turns": found,
     }  # fmt: skip
+
+
+def spent(server: int) -> tuple[float, float]:
+    """Seconds of CPU time, of this process and of the server."""
+    fields = Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()
+    return time.process_time(), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def pull(cache: Cache, remote: Remote, artifact: Artifact) -> None:
@@ -122,11 +138,22 @@ def write(result: dict[str, Any]) -> None:
         ("the artifact, fxc", spread(turn["pull"] for turn in turns), spread(turn["ratio"] for turn in turns)),
         (f"{result['binaries']} bare requests", spread(turn["requests"] for turn in turns), ""),
     ]
+    ratio, cpu = (
+        spread(
+            (turn["file_cpu"] + turn["file_server_cpu"]) / (turn["pull_cpu"] + turn["pull_server_cpu"])
+            for turn in turns
+        ),
+        [spread(turn[f"{what}_cpu"] for turn in turns) for what in ("file", "file_server", "pull", "pull_server")],
+    )
     title = (
         f"{result['binaries']} binaries, {result['bytes'] / 1e6:.0f} MB, {len(turns)} turns: median (lowest to highest)"
     )
     text = f"{title}\n\n| | seconds | of the file's speed |\n|---|---|---|\n"
     text += "".join(f"| {name} | {seconds} | {ratio} |\n" for name, seconds, ratio in rows)
+    text += (
+        "\n| CPU seconds | of the client | of the server | file / artifact |\n|---|---|---|---|\n"
+        f"| one file | {cpu[0]} | {cpu[1]} | |\n| the artifact | {cpu[2]} | {cpu[3]} | {ratio} |\n"
+    )
     (HERE / "results/pull.json").write_text(json.dumps(result, indent=1) + "\n")
     (HERE / "results/pull.md").write_text(text)
     print(text)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from fxc import verified
 from fxc.cache import binaries as store
 from fxc.cache import signing
 from fxc.cache.artifact import MEND, Artifact, is_safe
@@ -73,19 +74,18 @@ def _install(
     layout: Layout, bases: Sequence[Layout], manifest: Manifest, new: Path, stage: Path, found: Artifact | None = None
 ) -> Artifact:
     """Add the ranks that are there already, write the manifest, and put `new` in its place. The manifest of an artifact
-    that was `found` elsewhere is written as it was, if no rank is added; to one that is signed none is."""
+    that was `found` elsewhere is written as it was, if nothing is added; to one that is signed nothing is."""
     place = layout.artifacts / manifest.hash
     # In this order, as prune takes them: whoever prunes this artifact is waited for.
     with share(layout, use_of(manifest.hash)), lock(layout, "artifacts"), io_errors("write", place):
         sweep(layout.artifacts, stage)
-        ranks = {**manifest.ranks}
+        full = manifest
         if found is None or not found.signature:
-            ranks |= _keep_others(place, new, manifest, ranks, link_file)
+            full = _keep(place, new, full, link_file)
         for base in bases:
-            ranks |= _keep_others(base.artifacts / manifest.hash, new, manifest, ranks, copy_file)
-        if found is None or len(ranks) > len(manifest.ranks):
-            manifest = msgspec.structs.replace(manifest, ranks=dict(sorted(ranks.items())))
-            found = Artifact(place, manifest, encode(manifest))
+            full = _keep(base.artifacts / manifest.hash, new, full, copy_file)
+        if found is None or full != manifest:
+            found = Artifact(place, full, encode(full))
         write_file(new / MANIFEST, found.data)
         if found.signature:
             write_file(new / SIGNATURE, found.signature)
@@ -146,25 +146,25 @@ def _link(layout: Layout, bases: Sequence[Layout], directory: Path, binaries: It
     return listed
 
 
-def _keep_others(
-    place: Path, new: Path, manifest: Manifest, taken: Container[str], take: Callable[[Path, Path], None]
-) -> dict[str, Rank]:
-    """Link or copy the files of the ranks that are not `taken` from the artifact at `place` into the new one; what is
-    damaged stays so. A direct key of theirs is kept where it goes with the sources of the new manifest."""
+def _keep(place: Path, new: Path, manifest: Manifest, take: Callable[[Path, Path], None]) -> Manifest:
+    """With the ranks that only the artifact at `place` has, and its note that the binaries have run. Files of those
+    ranks are linked or copied into the new one; what is damaged stays so. A direct key of theirs is kept where it goes
+    with the sources of the new manifest."""
     try:
         old = Artifact.open(place).manifest
     except (CacheMissError, DamagedError, IncompatibleError):
-        return {}
+        return manifest
     if old.binaries.keys() != manifest.binaries.keys():  # made with other options, as without a device and with one
-        return {}
-    others = {name: rank for name, rank in old.ranks.items() if name not in taken}
+        return manifest
+    manifest = verified.keep(old, manifest)
+    others = {name: rank for name, rank in old.ranks.items() if name not in manifest.ranks}
     if old.sources != manifest.sources:
         others = {name: msgspec.structs.replace(rank, direct=()) for name, rank in others.items()}
     for name in (name for rank in others.values() for name in rank.files):
         make_dirs((new / name).parent)
         with suppress(FileNotFoundError):
             take(place / name, new / name)
-    return others
+    return msgspec.structs.replace(manifest, ranks=dict(sorted({**manifest.ranks, **others}.items())))
 
 
 def sweep(artifacts: Path, stage: Path) -> None:

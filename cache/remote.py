@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from fxc import verified
 from fxc.cache import contents
 from fxc.cache import key as keys
 from fxc.cache.artifact import Artifact, check_format
@@ -149,15 +150,15 @@ class Remote(Objects, frozen=True):
             return False
 
     def _merged(self, artifact: Artifact) -> Artifact:
-        """With the ranks that are at the remote and not here; signed ones are as they are."""
+        """With the ranks that are at the remote and not here, and its note that the binaries have run; a signed one is
+        as it is."""
         try:
             there = self.manifest(artifact.manifest.hash).manifest
         except FxcError:
             return artifact
-        others = {name: rank for name, rank in there.ranks.items() if name not in artifact.manifest.ranks}
         same = there.binaries.keys() == artifact.manifest.binaries.keys()
-        if not others or not same or artifact.signature:
+        if not same or artifact.signature:
             return artifact
-        ranks = dict(sorted({**artifact.manifest.ranks, **others}.items()))
-        manifest = msgspec.structs.replace(artifact.manifest, ranks=ranks)
-        return Artifact(artifact.path, manifest, encode(manifest))
+        manifest = verified.keep(there, artifact.manifest)
+        manifest = msgspec.structs.replace(manifest, ranks=dict(sorted({**there.ranks, **manifest.ranks}.items())))
+        return artifact if manifest == artifact.manifest else Artifact(artifact.path, manifest, encode(manifest))

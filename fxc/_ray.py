@@ -27,18 +27,27 @@ import ray
 from ray import exceptions
 
 from fxc import ray_node
+from fxc.errors import BuildError
 from fxc.jobs import CheckJob, Cluster, CompileJob, Job, Message, Note, ProbeJob, Ready, Refusal, Reply, UserOps
 
 TRIES = 3
-"""How often a job is given to the cluster whose workers get lost."""
+"""How often a job is given to the cluster whose workers get lost, and a client server is asked that starts none."""
 LOST = (
     exceptions.WorkerCrashedError,
     exceptions.NodeDiedError,
+    exceptions.LocalRayletDiedError,
     exceptions.ObjectLostError,
     exceptions.OutOfMemoryError,
 )
 """How the loss of a worker, or of a node that holds a result, shows."""
+RUNS = "`ray status` shows whether it runs"
+TAKES = (
+    "ray:HOST:PORT takes the cluster's port (6379), ray://HOST:PORT that of Ray's client server (10001); "
+    "if the cluster asks for a token, set RAY_AUTH_MODE=token"
+)
+"""Why something that listens may not answer: Ray sends a token to an address only when it is told to."""
 SAME = "install the same ray, fxc and torch on all of its nodes"
+_HOST = re.compile(r"(?:ray://)?\[?([^/\[\]]+)\]?:([0-9]+)")
 
 
 class _Task:
@@ -66,17 +75,39 @@ class Driver:
         self.run: Any = ray.remote(ray_node.run)
 
     def connect(self) -> None:
-        """Find or start the cluster, and say how much it does at once."""
-        _require_reachable(self.cluster.address or os.environ.get("RAY_ADDRESS", ""))
-        ray.init(
-            self.cluster.address or None, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING
-        )
+        """Find or start the cluster, and say how much it does at once.
+
+        Raises:
+            BuildError: there is none, or it takes nothing from here.
+        """
+        address = self.cluster.address or os.environ.get("RAY_ADDRESS", "")
+        where = f"at {address}" if address else "on this machine"
+        try:
+            _require_reachable(address)
+        except OSError as error:
+            raise BuildError(f"there is no Ray cluster {where}: {_line(error)}", RUNS) from error
+        try:
+            self._connect(address, where)
+        except Exception as error:
+            hint = TAKES if _HOST.fullmatch(address) else RUNS
+            raise BuildError(f"the Ray cluster {where} cannot be used: {_line(error)}", hint) from error
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on, the end of stdin ends it
         kind = "GPU" if self.gpus else "CPU"
         slots = [node["Resources"].get(kind, 0.0) for node in ray.nodes() if node["Alive"]]
         if not self.gpus:
             self.share = max(1, *map(int, slots))
         self.say(Ready(self.cluster.jobs or max(1, int(sum(slots)))))
+
+    def _connect(self, address: str, where: str) -> None:
+        """Again where a client server fails to start the process that is to serve this one, as busy ones do."""
+        for left in reversed(range(TRIES)):
+            try:
+                ray.init(address or None, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+                return
+            except ConnectionAbortedError as error:
+                if not left:
+                    raise
+                self.say(Note(f"the Ray cluster {where} does not serve this build: {_line(error)}; it is asked again"))
 
     def serve(self) -> None:
         """Do what comes until stdin ends."""
@@ -91,10 +122,12 @@ class Driver:
                 self._end(self.tasks[number], future)
 
     def close(self) -> None:
-        """End all tasks, and a cluster that was started for them."""
-        for task in self.tasks.values():
-            with suppress(Exception):
-                ray.cancel(task.ref, force=True)
+        """End all tasks, and a cluster that was started for them. By force, the compilers of a worker would go on."""
+        running = [task.ref for task in self.tasks.values()]
+        with suppress(Exception):
+            for ref in running:
+                ray.cancel(ref)
+            ray.wait(running, num_returns=len(running), timeout=5)
         with suppress(Exception):
             ray.shutdown()
 
@@ -126,6 +159,8 @@ class Driver:
             self.say(Note(f"{self._lost(task, error)}: it is started again"))
             self._start(task)
             return
+        if isinstance(error, ConnectionError) and not isinstance(error, exceptions.RayTaskError):
+            raise error
         if isinstance(error, LOST):
             self.say(Refusal(f"{self._lost(task, error)}, {TRIES} times", "look at the nodes' memory and logs"))
         elif error is not None:
@@ -149,7 +184,7 @@ def _require_reachable(address: str) -> None:
     Raises:
         OSError: nobody does.
     """
-    if found := re.fullmatch(r"(?:ray://)?\[?([^/\[\]]+)\]?:([0-9]+)", address):
+    if found := _HOST.fullmatch(address):
         socket.create_connection((found[1], int(found[2])), timeout=30).close()
 
 
@@ -186,12 +221,13 @@ def main() -> None:
     try:
         try:
             driver.connect()
-        except Exception as error:
+        except BuildError as error:
             traceback.print_exc()
-            where = f"at {cluster.address}" if cluster.address else "on this machine"
-            say(Refusal(f"there is no Ray cluster {where}: {_line(error)}", "`ray status` shows whether it runs"))
+            say(Refusal(error.message, error.hint))
             return
         driver.serve()
+    except ConnectionError:  # of Ray's client; without it, Ray ends this process
+        traceback.print_exc()
     except Exception as error:
         traceback.print_exc()
         say(Refusal(f"unexpected {_line(error)}", "this is a fault of fxc; -v shows where"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 
 import msgspec
@@ -17,6 +18,7 @@ from fxc.progress import Observer
 from fxc.target import Target
 
 LOCAL = "local"
+_FORM = re.compile(r"ray(:(//)?(auto|\[[^\[\]/]+\]:[0-9]+|[^\[\]/:]+:[0-9]+))?")
 
 
 def check(name: str) -> None:
@@ -27,13 +29,12 @@ def check(name: str) -> None:
     """
     if name == LOCAL:
         return
-    kind, _, address = name.partition(":")
-    if kind != "ray" or name in ("ray:", "ray://"):
+    if not _FORM.fullmatch(name):
         raise UsageError(
             f"executor {name!r} is not known", "write local, ray, ray:auto, ray:HOST:PORT or ray://HOST:PORT"
         )
     missing = "ray" if importlib.util.find_spec("ray") is None else ""
-    if not missing and address.startswith("//") and importlib.util.find_spec("grpc") is None:
+    if not missing and _address(name).startswith("ray://") and importlib.util.find_spec("grpc") is None:
         missing = "grpcio"
     if missing:
         raise UsageError(
@@ -55,10 +56,8 @@ def start(name: str, jobs: int | None, cache: Cache, observer: Observer, target:
     """
     if name == LOCAL:
         return Pool(jobs or len(os.sched_getaffinity(0)))
-    address = name.partition(":")[2]
-    settings = Cluster(
-        address=name if address.startswith("//") else address, jobs=jobs, target=target, code=identity.own_code()
-    )
+    address = _address(name)
+    settings = Cluster(address=address, jobs=jobs, target=target, code=identity.own_code())
     environ = {
         "RAY_USAGE_STATS_ENABLED": "0",
         **os.environ,
@@ -68,3 +67,11 @@ def start(name: str, jobs: int | None, cache: Cache, observer: Observer, target:
     cluster = f"the Ray cluster {address}".rstrip()
     arguments = ("fxc._ray", msgspec.json.encode(settings).decode())
     return Pool(jobs, arguments, environ=environ, cluster=cluster, observer=observer)
+
+
+def _address(name: str) -> str:
+    """For `ray.init`."""
+    address = name.partition(":")[2]
+    if address.startswith("//") and address != "//auto":
+        return name
+    return address.removeprefix("//")

@@ -75,10 +75,20 @@ def find(
 
     Args:
         compiler: whether it has to be what this machine's host compiler makes. A loader asks for none.
-        target: what it is built for; this machine by default.
+        target: what it is built for; by default what this machine can load.
     """
-    direct = direct_key(spec, target or machine.probe(spec.device, compiler=False), place)
-    return cache.lookup(direct, comparer(directory, compiler))
+    return search(cache.lookup, spec, directory, place, compiler=compiler, target=target)
+
+
+def search(
+    lookup: Callable[[str, Callable[[Source], str | None]], str | None], spec: Spec, directory: Path, place: Ranks, *,
+    compiler: bool = False, target: Target | None = None,
+) -> str | None:  # fmt: skip
+    """The same by the `lookup` of any cache."""
+    for wanted in machine.served(spec.device) if target is None else (target,):
+        if found := lookup(direct_key(spec, wanted, place), comparer(directory, compiler)):
+            return found
+    return None
 
 
 def comparer(directory: Path, compiler: bool) -> Callable[[Source], str | None]:

@@ -13,7 +13,7 @@ import platform
 import re
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,6 +114,19 @@ def with_march(target: Target, march: str | None) -> Target:
     if march not in LEVELS:
         raise UsageError(f"--march {march}: expected {', '.join(LEVELS)}")
     return msgspec.structs.replace(target, cpu_features=LEVELS[march])
+
+
+def served(device: str) -> Iterator[Target]:
+    """What a loader on this machine may look for: what a build here is for, then, highest first, the same with host
+    code for another level that this CPU has."""
+    usual = probe(device, compiler=False)
+    yield usual
+    if usual.march:
+        features = {*_features()}
+        others = (
+            level for name, level in reversed(LEVELS.items()) if name != usual.march and features.issuperset(level)
+        )
+        yield from (msgspec.structs.replace(usual, cpu_features=level) for level in others)
 
 
 def here(device: str) -> Target:

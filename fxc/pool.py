@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import subprocess
 import sys
 import tempfile
@@ -115,6 +116,11 @@ class Pool:
         while (reply := self._hear()) is None:
             pass
         return reply
+
+    def has_news(self, seconds: float) -> bool:
+        """Whether `receive` would not have to wait for long; waits itself so long at most."""
+        assert self._process.stdout is not None
+        return bool(select.select([self._process.stdout], [], [], seconds)[0])
 
     def _hear(self) -> Reply | None:
         """Take in one message."""

@@ -159,6 +159,8 @@ class _Compiler:
         """Do one job."""
         try:
             self.pool.send(job)
+            while not self.pool.has_news(0.2):  # Ray ends a task by an interrupt, which no read would notice
+                pass
             return self.pool.receive()
         except BaseException:
             self.stop()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from fxc import identity, machine
+from fxc import identity
 from fxc.cache import Artifact, Cache, Remote, Trust
 from fxc.cache.index import Entry
 from fxc.cache.listing import listed
@@ -44,8 +44,7 @@ class Shared(msgspec.Struct, frozen=True):
         self, spec: Spec, directory: Path, place: Ranks, *, compiler: bool = False, target: Target | None = None
     ) -> str | None:
         """The hash for a spec whose sources are as they were, as `identity.find`."""
-        direct = identity.direct_key(spec, target or machine.probe(spec.device, compiler=False), place)
-        return self.remote.lookup(direct, identity.comparer(directory, compiler))
+        return identity.search(self.remote.lookup, spec, directory, place, compiler=compiler, target=target)
 
     def pull(self, hash: str) -> tuple[Artifact, int]:
         """Take in an artifact, and what its direct keys stand for; and the bytes that travelled.

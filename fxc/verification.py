@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from fxc import machine
+from fxc import machine, verified
 from fxc.cache import Artifact, Cache
 from fxc.errors import CompileError, DamagedError, ProofError, RunError, UsageError
 from fxc.jobs import CheckJob, UserOps
@@ -125,7 +125,7 @@ def verify(artifact: Artifact, cache: Cache, directory: Path | None, jobs: int, 
                 raise _failure(what, reply.error, reply.detail)
             found[key] = _proved(manifest.binaries[key], reply.result)
             observer.compiled(wanted[key].label, reply.seconds)
-    return cache.amend(artifact, _noted(manifest, found)).manifest
+    return cache.amend(artifact, verified.note(manifest, found)).manifest
 
 
 def _job(
@@ -149,24 +149,6 @@ def _proved(binary: Binary, result: dict[str, list[dict[str, object]]]) -> Binar
     proof = tuple(msgspec.convert({"piece": binary.piece, **line}, Proof) for line in result["proof"])
     unproved = tuple(msgspec.convert({"piece": binary.piece, **line}, Unproved) for line in result["unproved"])
     return msgspec.structs.replace(binary, checked=True, proof=proof, unproved=unproved)
-
-
-def _noted(manifest: Manifest, found: dict[str, Binary]) -> Manifest:
-    """With what was found in place of what a build without the device has said of binaries."""
-    pieces = {binary.piece for binary in manifest.binaries.values()}
-    return msgspec.structs.replace(
-        manifest,
-        binaries=found,
-        proof=(
-            *(line for line in manifest.proof if line.piece not in pieces),
-            *(line for binary in found.values() for line in binary.proof),
-        ),
-        unproved=(
-            *(line for line in manifest.unproved if line.piece not in pieces),
-            *(line for binary in found.values() for line in binary.unproved),
-        ),
-        verified=True,
-    )
 
 
 def _failure(what: str, error: str, detail: str) -> ProofError | CompileError:

@@ -21,7 +21,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(layer.split())
     for layer in (
         "errors",
-        "aside convert imports yaml_text shapes target ranks spec manifest manifest_check capture_plan progress",
+        "aside convert imports yaml_text shapes target ranks spec manifest manifest_check verified capture_plan progress",
         "cache",
         "_torch_run machine records identity refs share ops runtime",
         "cubin cuda_sdk inductor_options kernels host_compiler random_inputs scalars graph_text traced region partition "

@@ -19,7 +19,7 @@ from fxc.cache import Cache, key
 from fxc.manifest import Source
 from fxc.ranks import Ranks
 from fxc.spec import CudagraphSpec, Spec, parse_spec
-from fxc.target import Target
+from fxc.target import LEVELS, Target
 from tests.building import plan_of
 from tests.building import target as here
 from tests.cache.conftest import make_manifest
@@ -396,3 +396,29 @@ def test_only_a_build_asks_for_the_compiler(tmp_path: Path, monkeypatch: pytest.
     assert find(spec, tmp_path, Ranks(), cache, compiler=True) is None
     monkeypatch.setattr(machine, "compiler_version", lambda: pytest.fail("asked"))
     assert find(spec, tmp_path, Ranks(), cache) == manifest.hash
+
+
+def test_a_loader_finds_host_code_for_any_level_that_the_cpu_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usual one first, then the highest; a build only what it is for."""
+    monkeypatch.setattr(machine, "_gpu", lambda index: ((9, 0), {"name": "H200"}))
+    monkeypatch.setattr(machine, "_arch", lambda: "x86_64")
+    monkeypatch.setattr(machine, "_features", lambda: LEVELS["x86-64-v4"])
+    cache, spec = Cache.open(tmp_path / "cache"), parse_spec({**SPEC, "device": "cuda"})
+
+    def find(target: Target | None = None) -> str | None:
+        return identity.find(spec, tmp_path, Ranks(), cache, target=target)
+
+    usual = machine.probe("cuda", compiler=False)
+    assert [target.march for target in machine.served("cuda")] == ["x86-64-v3", "x86-64-v4", "x86-64-v2"]
+    for march in ("x86-64-v2", "x86-64-v4", "x86-64-v3"):
+        assert find(usual) is None
+        target = machine.with_march(usual, march)
+        manifest = msgspec.structs.replace(make_manifest(key.digest(march)), target=target)
+        cache.publish(manifest, "rank_0_0", {}, [])
+        identity.remember(cache, direct(spec, target), manifest)
+        assert find() == find(target) == manifest.hash
+    monkeypatch.setattr(machine, "_features", lambda: LEVELS["x86-64-v2"])
+    assert [target.march for target in machine.served("cuda")] == ["x86-64-v3", "x86-64-v2"]
+    assert [target.march for target in machine.served("cpu")] == [""]

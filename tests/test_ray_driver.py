@@ -14,7 +14,8 @@ ray: Any = pytest.importorskip("ray")
 
 from ray import exceptions  # noqa: E402
 
-from fxc import _ray, ray_node  # noqa: E402
+from fxc import _ray, executors, ray_node  # noqa: E402
+from fxc.errors import BuildError  # noqa: E402
 from fxc.jobs import CheckJob, Cluster, Job, Message, Note, Refusal, Reply, UserOps  # noqa: E402
 from tests.building import target  # noqa: E402
 from tests.test_ray_node import compile_job  # noqa: E402
@@ -70,12 +71,12 @@ def test_a_lost_worker_costs_another_try(tmp_path: Path, monkeypatch: pytest.Mon
     tasks = Tasks(tmp_path, monkeypatch)
     tasks.start()
     tasks.end(exceptions.WorkerCrashedError())
-    tasks.end(exceptions.NodeDiedError("the node went away"))
+    tasks.end(exceptions.LocalRayletDiedError())
     tasks.end(DONE)
     assert len(tasks.asked) == 3
     assert tasks.said == [
         Note(f"the Ray cluster lost a worker at {LABEL} (WorkerCrashedError): it is started again"),
-        Note(f"the Ray cluster lost a worker at {LABEL} (NodeDiedError): it is started again"),
+        Note(f"the Ray cluster lost a worker at {LABEL} (LocalRayletDiedError): it is started again"),
         Reply(7, 2.5, {"library": str(tmp_path / "made.so"), "calls": "", "assumptions": []}),
     ]
     assert (tmp_path / "made.so").read_bytes() == b"\x7fELF"
@@ -119,6 +120,67 @@ def test_a_check_has_the_binary_with_it(tmp_path: Path, monkeypatch: pytest.Monk
     assert isinstance(tasks.asked[0].job, CheckJob)
     assert tasks.asked[0].job.share == 5
     assert (tasks.chosen["num_gpus"], tasks.chosen["name"]) == (1, f"fxc check {LABEL}")
+
+
+def test_a_client_whose_cluster_is_lost_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not at a task that raised such an error."""
+    tasks = Tasks(tmp_path, monkeypatch)
+    tasks.start()
+    cause = ConnectionError("a disk on the network")
+    tasks.end(exceptions.RayTaskError("run", "Traceback\n  ...\n", cause).as_instanceof_cause())
+    message = "a node of the Ray cluster cannot run fxc: ConnectionError: a disk on the network"
+    assert tasks.said == [Refusal(message, _ray.SAME)]
+    tasks.start()
+    with pytest.raises(ConnectionError, match="Failed to reconnect"):
+        tasks.end(ConnectionError("Failed to reconnect"))
+
+
+def test_how_a_cluster_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str | None] = []
+    said: list[Message] = []
+
+    def init(address: str | None, **_: Any) -> None:
+        calls.append(address)
+        raise errors.pop()
+
+    def refused(address: str) -> tuple[str, str]:
+        driver = _ray.Driver(Cluster(address, None, target(), "c" * 32), said.append)
+        with pytest.raises(BuildError) as caught:
+            driver.connect()
+        return caught.value.message, caught.value.hint
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    errors: list[Exception] = [ConnectionError("none found")]
+    assert refused("") == ("the Ray cluster on this machine cannot be used: ConnectionError: none found", _ray.RUNS)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"ray://127.0.0.1:{server.getsockname()[1]}"
+        errors = [ConnectionError("client connection timeout"), ConnectionAbortedError("Starting failed")]
+        message, hint = refused(address)
+    assert message == f"the Ray cluster at {address} cannot be used: ConnectionError: client connection timeout"
+    assert "RAY_AUTH_MODE=token" in hint
+    again = "does not serve this build: ConnectionAbortedError: Starting failed; it is asked again"
+    assert said == [Note(f"the Ray cluster at {address} {again}")]
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    message, hint = refused("")
+    assert message.startswith(f"there is no Ray cluster at {address}: ConnectionRefusedError")
+    assert (hint, calls) == (_ray.RUNS, [None, address, address])
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("ray", ""),
+        ("ray:auto", "auto"),
+        ("ray://auto", "auto"),
+        ("ray:head.local:6379", "head.local:6379"),
+        ("ray:[fd00::1]:6379", "[fd00::1]:6379"),
+        ("ray://10.0.0.2:10001", "ray://10.0.0.2:10001"),
+    ],
+)
+def test_what_ray_is_asked_for(name: str, address: str) -> None:
+    executors.check(name)
+    assert executors._address(name) == address
 
 
 def test_an_address_at_which_nobody_listens() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from tests.e2e.world import TORTURE, Project
 
 cluster_utils: Any = pytest.importorskip("ray.cluster_utils")
 Fresh = Callable[..., Project]
+pytestmark = pytest.mark.filterwarnings(r"ignore:[\s\S]*ray_client_server:pytest.PytestUnraisableExceptionWarning")
 slow = pytest.mark.skipif(not TORTURE, reason="minutes on two cores: set FXC_TORTURE=1")
 
 
@@ -30,19 +32,26 @@ class Nodes:
         self.compiled = compiled
         self.caches: dict[str, Path] = {}
         self.cluster = cluster_utils.Cluster()
-        self.head = self.add("head")
+        with socket.create_server(("", 0)) as server:
+            self.port = server.getsockname()[1]
+        self.head = self.add("head", ray_client_server_port=self.port)
 
-    def add(self, name: str) -> Any:
+    def add(self, name: str, **more: Any) -> Any:
         """A node that runs one job at a time, with compiler headers in its cache."""
         self.caches[name] = world.copy_cache(self.compiled, self.folder / name, scratch=True)
         own = {"FXC_CACHE_DIR": str(self.caches[name]), "RAY_USAGE_STATS_ENABLED": "0"}
         return self.cluster.add_node(
-            num_cpus=1, num_gpus=0, object_store_memory=80 << 20, include_dashboard=False, env_vars=own
+            num_cpus=1, num_gpus=0, object_store_memory=80 << 20, include_dashboard=False, env_vars=own, **more
         )
 
     @property
     def executor(self) -> tuple[str, str]:
         return ("--executor", f"ray:{self.cluster.address}")
+
+    @property
+    def client(self) -> tuple[str, str]:
+        """The same through Ray's client server."""
+        return ("--executor", f"ray://{self.head.node_ip_address}:{self.port}")
 
     def compiling(self, name: str) -> list[int]:
         """Processes of a node that run the host compiler."""
@@ -66,6 +75,8 @@ class Nodes:
 
 @pytest.fixture(scope="module")
 def nodes(mixed: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    tokens = pytest.MonkeyPatch()
+    tokens.setenv("RAY_AUTH_MODE", "disabled")
     for left in (2, 1, 0):  # Ray gives a node 30 s to start, which are too few on a busy machine
         try:
             made = Nodes(tmp_path_factory.mktemp("nodes"), mixed.project.cache)
@@ -77,6 +88,7 @@ def nodes(mixed: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         yield made
     finally:
         made.cluster.shutdown()
+        tokens.undo()
 
 
 def parents(number: int) -> Iterator[int]:
@@ -129,9 +141,18 @@ def test_a_node_with_another_compiler_is_refused(nodes: Nodes, fresh: Fresh, tmp
 
 
 @slow
-def test_interrupted(nodes: Nodes, fresh: Fresh) -> None:
+def test_from_outside(nodes: Nodes, plain: Built, fresh: Fresh) -> None:
     project = fresh()
-    with project.start(*nodes.executor) as process:
+    result = project.build(*nodes.client)
+    assert (result["hash"], result["binaries"]) == (plain.hash, {"compiled": 1, "reused": 0})
+    assert project.settle(20) == []
+
+
+@slow
+@pytest.mark.parametrize("way", ["executor", "client"])
+def test_interrupted(nodes: Nodes, fresh: Fresh, way: str) -> None:
+    project = fresh()
+    with project.start(*getattr(nodes, way)) as process:
         nodes.wait_for(process, "head")
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=100)
@@ -146,22 +167,27 @@ def test_interrupted(nodes: Nodes, fresh: Fresh) -> None:
 @slow
 def test_a_cluster_that_is_lost(nodes: Nodes, fresh: Fresh) -> None:
     """Last: afterwards there is none."""
-    project, executor = fresh(), nodes.executor
-    with project.start(*executor, more={"RAY_gcs_rpc_server_reconnect_timeout_s": "3"}) as process:
-        nodes.wait_for(process, "head")
+    soon = {"RAY_gcs_rpc_server_reconnect_timeout_s": "3", "RAY_CLIENT_RECONNECT_GRACE_PERIOD": "3"}
+    nodes.add("another")
+    ways = (nodes.executor, nodes.client)
+    inside, outside = fresh("inside", "inside-cache"), fresh("outside", "outside-cache")
+    with inside.start(*ways[0], more=soon) as first, outside.start(*ways[1], more=soon) as second:
+        nodes.wait_for(first, "head", "another")  # one job each
         nodes.cluster.shutdown()
-        out, err = process.communicate(timeout=200)
-    error = json.loads(out)["error"]
-    assert (process.returncode, error["kind"]) == (1, "BuildError"), err
-    assert error["message"] == f"the Ray cluster {executor[1].removeprefix('ray:')} is lost"
-    assert project.settle(20) == []
-    done = project.fxc("build", str(project.yaml), "--json", *executor)
-    assert (done.code, done.json["error"]["hint"]) == (1, "`ray status` shows whether it runs"), done
+        ended = [(process.communicate(timeout=200), process.returncode) for process in (first, second)]
+    addresses = (ways[0][1].removeprefix("ray:"), ways[1][1])
+    for project, executor, address, ((out, err), code) in zip((inside, outside), ways, addresses, ended, strict=True):
+        error = json.loads(out)["error"]
+        assert (code, error["kind"]) == (1, "BuildError"), err
+        assert error["message"] == f"the Ray cluster {address} is lost"
+        assert project.settle(20) == []
+        done = project.fxc("build", str(project.yaml), "--json", *executor)
+        assert (done.code, done.json["error"]["hint"]) == (1, "`ray status` shows whether it runs"), done
 
 
 def test_names_of_executors(fresh: Fresh) -> None:
     project = fresh()
-    for name in ("cloud", "ray:", "raylet"):
+    for name in ("cloud", "ray:", "raylet", "ray:10.0.0.2", "ray://10.0.0.2", "ray:http://10.0.0.2:1"):
         done = project.fxc("build", str(project.yaml), "--executor", name)
         assert (done.code, done.err.splitlines()[0]) == (2, f"fxc: error: executor {name!r} is not known")
     code = "import sys; sys.modules['ray'] = None; from fxc import executors; executors.check('ray')"
