@@ -270,7 +270,7 @@ def integer(value: int) -> sympy.Integer:
     return sympy.Integer(value)
 
 
-# --- a GPU that is not there: checked with 2.11 ---------------------------------------------------------------
+# --- a GPU that is not there: checked with 2.11 and 2.14 ------------------------------------------------------
 
 
 _VALUES: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}

@@ -40,6 +40,9 @@ PROPERTIES = (
     "shared_memory_per_block_optin",
     "shared_memory_per_multiprocessor",
     "L2_cache_size",
+    "clock_rate",
+    "memory_clock_rate",
+    "memory_bus_width",
 )
 """What Inductor and Triton read. Not the total memory: it differs between equal GPUs."""
 

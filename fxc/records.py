@@ -14,11 +14,9 @@ from fxc.errors import IncompatibleError, UsageError
 from fxc.target import Target
 
 SUFFIX = ".json"
-NEEDED = (
-    *machine.PROPERTIES, "total_memory", "clock_rate", "memory_clock_rate", "memory_bus_width",
-)  # fmt: skip
-"""What Inductor, Triton and the check at load read of a device, in any release that fxc is tested with. Clocks are in
-kHz, memory in bytes, the bus in bits."""
+NEEDED = (*machine.PROPERTIES, "total_memory")
+"""What Inductor, Triton and the check at load read of a device, in any release that fxc is tested with: a part of each
+key, but for the memory. Clocks are in kHz, memory in bytes, the bus in bits."""
 PLACE = ("uuid", "pci_bus_id", "pci_device_id", "pci_domain_id", "major", "minor", "gcnArchName")
 """Attributes of torch's device properties that a record leaves out: which device it is rather than of what kind."""
 

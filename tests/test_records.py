@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
+import torch
 
 from fxc import machine, records
 from fxc.errors import IncompatibleError, UsageError
@@ -84,6 +86,23 @@ def test_a_torch_without_cuda_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(IncompatibleError, match=r"torch 2.13.0\+cpu is built without CUDA") as caught:
         records.target(records.find("h200"))
     assert caught.value.hint.startswith("pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/")
+
+
+def test_a_corrected_record_is_another_key_and_a_device_like_it_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is read while compiling is in the target, of a record as of a device; the size of its memory is not."""
+    record = records.find("h200")
+    plain = target("h200", monkeypatch)
+    for name in records.NEEDED:
+        value = record.properties[name]
+        other = {**record.properties, name: value + 1 if isinstance(value, int) else f"{value} NVL"}
+        corrected = records.target(msgspec.structs.replace(record, properties=other))
+        assert (corrected == plain) == (name == "total_memory"), name
+    told = SimpleNamespace(**{**record.properties, "total_memory": 1}, major=9, minor=0, uuid="GPU-0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: told)
+    assert machine.probe("cuda") == plain
 
 
 def test_another_level_for_host_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 import json
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,60 @@ import pytest
 import torch
 
 import fxc
+from fxc import machine, records
 from fxc.cache import Cache
 from fxc.manifest import Manifest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+class Results:
+    """What was built, by target and example, and how each test ended."""
+
+    def __init__(self) -> None:
+        self.targets: dict[str, dict[str, Any]] = {}
+        self.tests: dict[str, str] = {}
+
+    def built(self, example: str, target: str, overrides: tuple[str, ...], manifest: Manifest, seconds: float) -> None:
+        kernels = [kernel for binary in manifest.binaries.values() for kernel in binary.kernels]
+        self.targets.setdefault(target, {"device": records.find(target).name})[example] = {
+            "overrides": overrides,
+            "binaries": len(manifest.binaries),
+            "kernels": len(kernels),
+            "arch": sorted({kernel.arch for kernel in kernels}),
+            "spilling": sum(kernel.stack > 0 for kernel in kernels),
+            "checks": len(manifest.proof),
+            "needs": machine.needs_of(manifest),
+            "seconds": round(seconds, 1),
+        }
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            self.tests[report.nodeid.rpartition("::")[2]] = report.outcome
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        file = session.config.getoption("--virtual-results")
+        if not file or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            return
+        told = {
+            "date": datetime.date.today().isoformat(),
+            "torch": torch.__version__,
+            "triton": importlib.metadata.version("triton"),
+            "compiler": machine.compiler_version(),
+            "system": f"{platform.system()} {platform.machine()}",
+            "driver": torch.cuda.is_available(),
+            "tests": self.tests,
+            "targets": self.targets,
+        }
+        Path(file).write_text(json.dumps(told, indent=1) + "\n")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--virtual-results", metavar="FILE", help="write what was built for which device")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Results(), "virtual-results")
 
 
 @pytest.fixture(scope="session")
@@ -29,22 +76,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def results(request: pytest.FixtureRequest) -> Iterator[list[dict[str, Any]]]:
-    made: list[dict[str, Any]] = []
-    yield made
-    if (file := request.config.getoption("--virtual-results")) and made:
-        head = {
-            "date": datetime.date.today().isoformat(),
-            "torch": torch.__version__,
-            "system": f"{platform.system()} {platform.machine()}",
-            "driver": torch.cuda.is_available(),
-        }
-        Path(file).write_text(json.dumps({**head, "builds": made}, indent=1) + "\n")
-
-
-@pytest.fixture(scope="session")
-def build(cache: Path, results: list[dict[str, Any]]) -> Callable[..., Manifest]:
+def build(request: pytest.FixtureRequest, cache: Path) -> Callable[..., Manifest]:
     """`build("tiny_llama", "h200", "key=value", ...)`: the manifest."""
+    results = request.config.pluginmanager.get_plugin("virtual-results")
+    assert isinstance(results, Results)
     made: dict[tuple[str, ...], Manifest] = {}
 
     def run(example: str, target: str, *overrides: str) -> Manifest:
@@ -52,21 +87,7 @@ def build(cache: Path, results: list[dict[str, Any]]) -> Callable[..., Manifest]
             every = ["device=cuda", "compile.sizes=[]", *overrides]
             result = fxc.build(EXAMPLES / f"{example}.yaml", overrides=every, target=target, cache_dir=cache)
             manifest = Cache.open(cache).artifact(result.hash).manifest
-            kernels = [kernel for binary in manifest.binaries.values() for kernel in binary.kernels]
-            results.append(
-                {
-                    "example": example,
-                    "target": target,
-                    "overrides": overrides,
-                    "binaries": len(manifest.binaries),
-                    "kernels": len(kernels),
-                    "arch": sorted({kernel.arch for kernel in kernels}),
-                    "spilling": sum(kernel.stack > 0 for kernel in kernels),
-                    "checks": len(manifest.proof),
-                    "needs": next((binary.needs for binary in manifest.binaries.values()), {}),
-                    "seconds": {name: round(took, 1) for name, took in result.seconds.items()},
-                }
-            )
+            results.built(example, target, overrides, manifest, result.seconds["total"])
             made[example, target, *overrides] = manifest
         return made[example, target, *overrides]
 
