@@ -41,9 +41,9 @@ def test_a_failed_change_changes_nothing(tmp_path: Path) -> None:
     cache.update_tuning(NAME, lambda data: b"one")
 
     def fail(data: bytes | None) -> bytes:
-        raise ValueError
+        raise ValueError(data)
 
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="one"):
         cache.update_tuning(NAME, fail)
     assert cache.tuning(NAME) == b"one"
     assert not list(cache.layout.staging.iterdir())
