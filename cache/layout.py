@@ -18,6 +18,7 @@
     staging/<random>.alive          locked as long as the process that writes there lives
     used/<hash>                     empty; its mtime is the last use of an artifact that lies in a read-only place
     incoming/<sha256>               what a pull has fetched and checked so far
+    tuning/<device>.json            configurations of kernels that `fxc tune` has timed on such a device
     scratch/<name>/                 compilers' own caches; nothing depends on them
 
 Directories 0700, files 0600. Nothing in `artifacts` and `binaries` is ever changed in place: a new directory is made
@@ -115,6 +116,10 @@ class Layout(msgspec.Struct, frozen=True):
     @property
     def incoming(self) -> Path:
         return self.root / "incoming"
+
+    @property
+    def tuning(self) -> Path:
+        return self.root / "tuning"
 
     @property
     def scratch(self) -> Path:

@@ -27,7 +27,7 @@ from fxc.capture_plan import beside
 from fxc.errors import CacheIOError, FxcError
 from fxc.manifest import Manifest
 
-OWN_LOCKS = frozenset({"artifacts", "binaries", "index", "staging", BUILDING, PULLING})
+OWN_LOCKS = frozenset({"artifacts", "binaries", "index", "staging", "tuning", BUILDING, PULLING})
 
 
 class Pruned(msgspec.Struct, frozen=True):

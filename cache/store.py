@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from fxc.cache import archive, index, prune, publish, pull
+from fxc.cache import archive, index, prune, publish, pull, tuning
 from fxc.cache import binaries as _binaries
 from fxc.cache.artifact import Artifact
 from fxc.cache.choice import Rules
@@ -246,12 +246,22 @@ class Cache(msgspec.Struct, frozen=True):
         """Note what a direct key stands for."""
         index.remember(self.layout, direct_key, hash, sources)
 
+    # Tuning records
+
+    def tuning(self, name: str) -> bytes | None:
+        """The text of the record of that name, if there is one."""
+        return tuning.read(self.layouts, name)
+
+    def update_tuning(self, name: str, change: Callable[[bytes | None], bytes]) -> None:
+        """Write what `change` makes of the record of that name; one at a time."""
+        tuning.update(self.layout, self.bases, name, change)
+
     # Places to work in
 
     def lock(self, name: str) -> AbstractContextManager[None]:
         """Held by one at a time; let go of when the process ends, however it ends. Not reentrant.
 
-        `artifacts`, `binaries`, `index` and `staging` are the cache's own.
+        `artifacts`, `binaries`, `index`, `staging` and `tuning` are the cache's own.
         """
         return lock(self.layout, name)
 

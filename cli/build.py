@@ -44,6 +44,9 @@ def run(
     march: Annotated[
         str | None, typer.Option("--march", metavar="LEVEL", help="x86-64 level of host code; default: x86-64-v3.")
     ] = None,
+    tuning: Annotated[
+        str, typer.Option("--tuning", metavar="FILE|auto|none", help="Record of `fxc tune`; default: the cache's own.")
+    ] = "auto",
     remote: RemoteOption = None,
     push: Annotated[bool, typer.Option("--push", help="Upload the artifact to the remote cache afterwards.")] = False,
     rank: RankOption = None,
@@ -64,7 +67,7 @@ def run(
         result = pipeline.build(
             model, overrides=tuple(overrides or ()), level=level, jobs=jobs, force=force, prove=not no_prove,
             rank=rank, world_size=world_size, dp_rank=dp_rank, cache_dir=cache_dir, remote=remote, executor=executor,
-            observer=observer, target=target, march=march,
+            observer=observer, target=target, march=march, tuning=tuning,
         )  # fmt: skip
         if push:
             cache = Cache.open(cache_dir)

@@ -40,6 +40,7 @@ VERBS = {
     "sign": "Sign an artifact.",
     "schema": "Print the JSON schema of model.yaml.",
     "target": "Show or write records of GPUs that builds are made for.",
+    "tune": "Time kernels on this GPU, for builds here and elsewhere.",
     "doctor": "Check what a build and a load need here.",
 }
 """What `fxc --help` says of each; the rest of a verb is in its module, imported when it is used."""

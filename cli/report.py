@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from fxc.pipeline import BuildResult
     from fxc.ready import WarmResult
     from fxc.ready_ranks import RanksResult
+    from fxc.tune import Tuned
 
 
 def built(result: BuildResult) -> None:
@@ -64,6 +66,25 @@ def warmed(result: WarmResult, what: str = "ready") -> None:
         render.line(f"CUDA graphs: {kinds}; they took {render.size_bytes(result.graph_bytes)}")
     elif result.not_captured:
         render.line(f"no CUDA graphs: {result.not_captured}")
+
+
+def tuned(result: Tuned, verbose: bool) -> None:
+    """`fxc tune` for people: the largest gains first."""
+    entries = sorted(result.kernels.values(), key=lambda entry: entry.us - (entry.rules_us or math.inf))
+    shown = entries if verbose else entries[:8]
+    rows = [
+        (
+            entry.name, "spills" if entry.rules_us is None else f"{entry.rules_us:g}", f"{entry.us:g}",
+            " ".join(f"{name}={value}" for name, value in entry.configuration.items()),
+        )
+        for entry in shown
+    ]  # fmt: skip
+    faster = sum(entry.configuration != entry.rules for entry in entries)
+    title = f"{render.count(len(entries), 'kernel')}, {faster} faster than by rules"
+    title += f", the first {len(shown)}" if len(entries) > len(shown) else ""
+    if rows:
+        render.table(title, ("kernel", "rules, µs", "tuned, µs", "configuration"), rows, ("rules, µs", "tuned, µs"))
+    render.line(f"{render.count(len(entries), 'kernel')} of {result.device} in {result.record}")
 
 
 def listed(entry: Summary) -> dict[str, Any]:

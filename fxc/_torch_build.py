@@ -21,6 +21,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from fxc.host_compiler import HostCompiler
+from fxc.kernel_choice import Choices, Stopwatch
 from fxc.machine import compiler_version
 from fxc.target import Target
 
@@ -181,8 +182,10 @@ def compile_graph(
     )  # fmt: skip
     cpp_builder.run_compile_cmd = host
     if target.device == "cuda":
+        from torch._inductor.runtime import triton_heuristics
+
         _keep_registers()
-        _note_choices()
+        _choices.watch(triton_heuristics)
     # Inductor asks whether the compiler knows an extension by loading what it makes in a new Python that imports torch:
     # seconds for each, and the CPU was asked already.
     cpu_vec_isa.VecISA.check_build = lambda self, code: host.accepts(self.build_arch_flags().split(), code)  # type: ignore[method-assign]
@@ -204,34 +207,27 @@ def _keep_registers() -> None:
     CachingAutotuner._create_compile_options = options  # type: ignore[method-assign, assignment]
 
 
-_choices: dict[str, str] = {}
-"""By name of a kernel, what decided on its configuration: `rules` or `clock`."""
+_choices = Choices()
+_stopwatch = Stopwatch()
 
 
-def _note_choices() -> None:
-    """Have Inductor tell how it came to each kernel's configuration."""
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+def time_kernels() -> None:
+    """Have Inductor time all candidates of each kernel that this process compiles."""
+    from torch._inductor.runtime import triton_heuristics
 
-    begin, save = CachingAutotuner.__init__, CachingAutotuner.save_gpu_kernel
-    candidates: dict[int, int] = {}
+    _stopwatch.start(triton_heuristics)
 
-    def init(self: Any, *args: Any, **options: Any) -> None:
-        begin(self, *args, **options)
-        candidates[id(self)] = len(self.configs)
 
-    def saved(self: Any, stream: Any, launcher: Any) -> None:
-        save(self, stream, launcher)  # type: ignore[no-untyped-call]
-        several = candidates[id(self)] > 1 or self.inductor_meta.get("coordinate_descent_tuning")
-        timed = several and not self.deterministic_mode and not self.custom_kernel
-        _choices[self.inductor_meta["kernel_name"]] = "clock" if timed else "rules"
+def timed_kernels() -> list[dict[str, Any]]:
+    """What that has given, as `Stopwatch.results`."""
+    from torch._inductor.runtime import triton_heuristics
 
-    CachingAutotuner.__init__ = init  # type: ignore[method-assign]
-    CachingAutotuner.save_gpu_kernel = saved  # type: ignore[method-assign]
+    return list(_stopwatch.results(triton_heuristics))
 
 
 def compiled_kernels() -> Iterator[dict[str, Any]]:
     """Every kernel that this process has compiled: `name`, `cubin`, `warps`, `shared` (bytes that a launch asks for),
-    `chosen` (what decided on its configuration)."""
+    `chosen` and `hash` as of `Choice`."""
     from torch._inductor.codecache import CudaKernelParamCache
 
     for key, params in CudaKernelParamCache.cache.items():
@@ -240,7 +236,7 @@ def compiled_kernels() -> Iterator[dict[str, Any]]:
             "cubin": Path(str(params["cubin_path"])),
             "warps": int(params["num_warps"]),
             "shared": int(params["shared_mem"]),
-            "chosen": _choices.get(key, "rules"),
+            **_choices.of(key)._asdict(),
         }
 
 

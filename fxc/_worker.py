@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from fxc.jobs import CheckJob, Job, ProbeJob, Reply, TimeJob
+from fxc.jobs import CheckJob, Job, ProbeJob, Reply, TimeJob, TuneJob
 
 DETAIL = 20_000
 """Characters of what a compiler printed that are kept: a pipe holds 65536 bytes before its writer has to wait."""
@@ -38,9 +38,13 @@ def run_job(job: Job) -> dict[str, Any]:
         return piece_jobs.check_piece(job)
     if isinstance(job, TimeJob):
         return piece_jobs.time_piece(job)
-    plain = _plain(job.directory)
-    result = piece_jobs.compile_piece(msgspec.structs.replace(job, directory=plain))
-    return {k: value.replace(plain, job.directory) if isinstance(value, str) else value for k, value in result.items()}
+    directory = job.directory
+    plain = _plain(directory)
+    job = msgspec.structs.replace(job, directory=plain)
+    if isinstance(job, TuneJob):
+        return piece_jobs.tune_piece(job)
+    result = piece_jobs.compile_piece(job)
+    return {k: value.replace(plain, directory) if isinstance(value, str) else value for k, value in result.items()}
 
 
 def _plain(directory: str) -> str:

@@ -28,6 +28,7 @@ from fxc.target import Target
 MODULE = "module:"
 VARIABLE = "env:"
 COMPILER = "compiler:"
+TUNING = "tuning:"
 PACKAGES = ("fxc", "fxc.cache", "fxc.passes")
 """Whose sources are in the direct key: what the command line adds makes no artifact another one."""
 
@@ -69,31 +70,39 @@ def content_key(factors: Sequence[Factor]) -> str:
 
 
 def find(
-    spec: Spec, directory: Path, place: Ranks, cache: Cache, *, compiler: bool = False, target: Target | None = None
-) -> str | None:
+    spec: Spec, directory: Path, place: Ranks, cache: Cache, *, compiler: bool = False, target: Target | None = None,
+    tuning: str | None = None,
+) -> str | None:  # fmt: skip
     """The artifact for a spec whose sources are as they were when it was traced; None when it has to be traced.
 
     Args:
         compiler: whether it has to be what this machine's host compiler makes. A loader asks for none.
         target: what it is built for; by default what this machine can load.
+        tuning: digest of the tuning record that it has to be built with; any will do by default.
     """
-    return search(cache.lookup, spec, directory, place, compiler=compiler, target=target)
+    return search(cache.lookup, spec, directory, place, compiler=compiler, target=target, tuning=tuning)
 
 
 def search(
     lookup: Callable[[str, Callable[[Source], str | None]], str | None], spec: Spec, directory: Path, place: Ranks, *,
-    compiler: bool = False, target: Target | None = None,
+    compiler: bool = False, target: Target | None = None, tuning: str | None = None,
 ) -> str | None:  # fmt: skip
     """The same by the `lookup` of any cache."""
     for wanted in machine.served(spec.device) if target is None else (target,):
-        if found := lookup(direct_key(spec, wanted, place), comparer(directory, compiler)):
+        if found := lookup(direct_key(spec, wanted, place), comparer(directory, compiler, tuning)):
             return found
     return None
 
 
-def comparer(directory: Path, compiler: bool) -> Callable[[Source], str | None]:
-    """Gives what a source is now; with `compiler` false, any host compiler will do."""
-    return lambda source: source.digest if source.file == COMPILER and not compiler else digest_of(source, directory)
+def comparer(directory: Path, compiler: bool, tuning: str | None = None) -> Callable[[Source], str | None]:
+    """Gives what a source is now; with `compiler` false, any host compiler will do, without `tuning` any record."""
+
+    def now(source: Source) -> str | None:
+        if source.file == TUNING:
+            return source.digest if tuning is None else tuning
+        return source.digest if source.file == COMPILER and not compiler else digest_of(source, directory)
+
+    return now
 
 
 def remember(cache: Cache, direct: str, manifest: Manifest) -> None:
@@ -107,7 +116,8 @@ def index_sources(manifest: Manifest) -> tuple[Source, ...]:
     """What an entry of the index has to be compared with; none where that is not known."""
     if not all(source.digest for source in manifest.sources):
         return ()
-    return (*manifest.sources, Source(file=COMPILER, digest=key.digest(manifest.target.compiler)))
+    compiler = Source(file=COMPILER, digest=key.digest(manifest.target.compiler))
+    return (*manifest.sources, compiler, Source(file=TUNING, digest=manifest.tuning))
 
 
 def remember_all(cache: Cache, manifest: Manifest) -> None:

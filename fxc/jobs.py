@@ -45,6 +45,10 @@ class CompileJob(msgspec.Struct, frozen=True, tag="compile"):
     """The GPU to compile for, where that is not here."""
 
 
+class TuneJob(CompileJob, frozen=True, tag="tune"):
+    """Time the candidates of each kernel of a piece; what is compiled is thrown away."""
+
+
 class RunJob(msgspec.Struct, frozen=True):
     """Run a piece that is compiled, at made-up inputs."""
 
@@ -91,7 +95,7 @@ class ProbeJob(msgspec.Struct, frozen=True, tag="probe"):
     directory: str
 
 
-Job = CompileJob | CheckJob | TimeJob | ProbeJob
+Job = CompileJob | TuneJob | CheckJob | TimeJob | ProbeJob
 
 
 class Cluster(msgspec.Struct, frozen=True):

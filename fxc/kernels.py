@@ -20,7 +20,9 @@ class Compiled(NamedTuple):
     shared: int
     """Bytes of shared memory that a launch asks for."""
     chosen: str
-    """What decided on its configuration: rules or clock."""
+    """What decided on its configuration: rules, tuned or clock."""
+    hash: str = ""
+    """What a tuning record calls it."""
 
 
 def describe(kernels: Iterable[Compiled], target: Target) -> list[dict[str, Any]]:
@@ -44,6 +46,7 @@ def describe(kernels: Iterable[Compiled], target: Target) -> list[dict[str, Any]
                 "shared": usage.shared + kernel.shared,
                 "warps": kernel.warps,
                 "chosen": kernel.chosen,
+                "hash": kernel.hash,
             }
         )
     return found

@@ -29,9 +29,9 @@ from fxc.try_out import try_out
 
 MODULES = (
     "_torch_build", "_torch_run", "_worker", "choose", "convert", "cubin", "cuda_sdk", "expand", "graph_run",
-    "graph_text", "host_compiler", "inductor_options", "job_errors", "jobs", "kernels", "lower", "machine",
-    "piece_jobs", "pool", "prove", "random_inputs", "records", "scalars", "shapes", "target", "timing", "try_out",
-    "virtual",
+    "graph_text", "host_compiler", "inductor_options", "job_errors", "jobs", "kernel_choice", "kernels", "lower",
+    "machine", "piece_jobs", "pool", "prove", "random_inputs", "records", "scalars", "shapes", "target", "timing",
+    "try_out", "virtual",
 )  # fmt: skip
 """What decides a binary, whether it is accepted, and what its proof says, given the piece's text."""
 _HERE = Path(__file__).parent
@@ -64,6 +64,8 @@ class Unit:
     """Identity of the passes that did."""
     record: str = ""
     """Digest of what is told of the device, where that is not here."""
+    tuning: str = ""
+    """What it takes of a tuning record, JSON of configurations by kernel; empty where that is nothing."""
 
     fusions: tuple[str, ...] = ()
     """Names of those passes that have to be faster than the graph without them."""
@@ -90,6 +92,7 @@ class Unit:
             ("forms", " ".join(form.key for _, form in self.forms)),
             ("target", msgspec.json.encode(self.target).decode()),
             ("record", self.record),
+            ("tuning", self.tuning),
         ]
 
     @property
@@ -98,9 +101,19 @@ class Unit:
         return key.combine(self.factors)
 
     @property
+    def scope(self) -> str:
+        """Digest of what is compiled, whatever for: by it an entry of a tuning record names its units."""
+        return key.combine([("text", self.text or self.piece.text), ("hints", repr(sorted(self.dims().items())))])
+
+    @property
     def _has_kernels(self) -> bool:
         custom = self.target.device == "cuda" and bool(self.piece.custom_ops)
         return custom or calls_own(self.piece) or "torch.ops.fxc." in self.text
+
+    def told(self) -> dict[str, Any]:
+        """Inductor's configuration, with what it takes of a tuning record."""
+        tuned = {"autotune_lookup_table": msgspec.json.decode(self.tuning)} if self.tuning else {}
+        return dict(self.options) | tuned
 
     def dims(self) -> dict[str, tuple[int, int, int]]:
         """Per dimension: lowest, highest, hint."""
@@ -312,7 +325,7 @@ class Lowering:
             return
         job = CompileJob(
             id=number, label=unit.label, text=unit.text or unit.piece.text, dims=unit.dims(), target=unit.target,
-            options=dict(unit.options), ops=self._ops(unit), directory=str(entry.directory),
+            options=unit.told(), ops=self._ops(unit), directory=str(entry.directory),
             scratch=str(self.cache.scratch("compiler")), fast=fast, record=self.record,
         )  # fmt: skip
         self.pool.send(job)

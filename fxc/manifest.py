@@ -126,9 +126,11 @@ class Kernel(_Record, frozen=True):
     """Bytes of shared memory of a block."""
     warps: int
     """Of a block."""
-    chosen: Literal["rules", "clock"] = "rules"
-    """What decided on its configuration: Inductor's rules, or times measured in this build. Kernels of fxc's ops are
-    by rules."""
+    chosen: Literal["rules", "tuned", "clock"] = "rules"
+    """What decided on its configuration: Inductor's rules, a tuning record, or times measured in this build. Kernels of
+    fxc's ops are by rules."""
+    hash: str = ""
+    """What a tuning record calls it; empty for one that no record can have."""
 
 
 class Timed(_Record, frozen=True):
@@ -284,6 +286,8 @@ class Manifest(_Record, frozen=True, kw_only=True):
     backends: dict[str, str] = {}
     """What computes an attention op that the program calls: `{"fxc.attention.paged": "triton"}`."""
     sources: tuple[Source, ...] = ()
+    tuning: str = ""
+    """Digest of the tuning record that the build had; empty where it had none."""
     proof: tuple[Proof, ...] = ()
     unproved: tuple[Unproved, ...] = ()
     proved: bool = True

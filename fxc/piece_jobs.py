@@ -19,7 +19,7 @@ from fxc import _torch_build, _torch_run, kernels
 from fxc.expand import expand
 from fxc.graph_run import copied, drawn, placed
 from fxc.graph_text import parse_graph, parse_layout
-from fxc.jobs import CheckJob, CompileJob, TimeJob, UserOps
+from fxc.jobs import CheckJob, CompileJob, TimeJob, TuneJob, UserOps
 from fxc.ops import backends, kv_write, paged, paged_attention, paged_attention_out
 from fxc.ops.kv_write import scatter
 from fxc.prove import POINT_BYTES, affordable, compare
@@ -50,6 +50,33 @@ def import_ops(ops: UserOps) -> None:
 
 def compile_piece(job: CompileJob) -> dict[str, Any]:
     """Compile, strip, and say where the files are."""
+    library, symbols = _compile(job)
+    done = subprocess.run(["strip", "--strip-unneeded", str(library)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"error: strip failed: {done.stderr.strip()}")
+    made = list(_torch_build.compiled_kernels()) if job.target.device == "cuda" else []
+    calls = library.with_suffix(".json")
+    return {
+        "library": str(library),
+        "calls": str(calls) if calls.exists() else "",
+        "assumptions": symbols.assumptions(),
+        "kernels": kernels.describe([kernels.Compiled(**kernel) for kernel in made], job.target),
+    }
+
+
+def tune_piece(job: TuneJob) -> dict[str, Any]:
+    """Compile, and say which of its candidates is the fastest of each kernel.
+
+    Returns:
+        {"kernels": [{"hash", "name", "configuration", "us", "rules", "rules_us"}]}
+    """
+    _torch_build.time_kernels()
+    _compile(job)
+    return {"kernels": _torch_build.timed_kernels()}
+
+
+def _compile(job: CompileJob) -> tuple[Path, _torch_build.Symbols]:
+    """The library, and what its sizes are called."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(job.directory) / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(Path(job.scratch) / "triton")
     if job.record is not None:
@@ -65,17 +92,7 @@ def compile_piece(job: CompileJob) -> dict[str, Any]:
     library = _torch_build.compile_graph(
         module, inputs, job.options, job.target, scratch=Path(job.scratch), fast=job.fast
     )
-    done = subprocess.run(["strip", "--strip-unneeded", str(library)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"error: strip failed: {done.stderr.strip()}")
-    made = list(_torch_build.compiled_kernels()) if job.target.device == "cuda" else []
-    calls = library.with_suffix(".json")
-    return {
-        "library": str(library),
-        "calls": str(calls) if calls.exists() else "",
-        "assumptions": symbols.assumptions(),
-        "kernels": kernels.describe([kernels.Compiled(**kernel) for kernel in made], job.target),
-    }
+    return library, symbols
 
 
 def _kernels(target: Target) -> dict[Any, Callable[..., Any]]:

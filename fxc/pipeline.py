@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fxc import choose, executors, identity, machine, records, target_build
+from fxc import tuning as tunings
 from fxc.cache import Cache
 from fxc.errors import CacheIOError, CompileError, FxcError, SpecError, UsageError
 from fxc.manifest import Manifest, PassReport, Proof, Unproved
@@ -25,6 +26,7 @@ from fxc.records import Record
 from fxc.share import Shared
 from fxc.spec import Spec, load_spec
 from fxc.target import Target
+from fxc.tuning import Tuning
 
 if TYPE_CHECKING:
     from fxc.lower import Lowered
@@ -76,7 +78,7 @@ def build(
     force: bool = False, prove: bool = True, rank: int | None = None, world_size: int | None = None,
     dp_rank: int | None = None, cache_dir: str | Path | None = None, remote: str | None = None,
     executor: str = executors.LOCAL, observer: Observer | None = None, passes: Sequence[Pass] = (),
-    target: str | None = None, march: str | None = None,
+    target: str | None = None, march: str | None = None, tuning: str = "auto",
 ) -> BuildResult:  # fmt: skip
     """Make the artifact for a model.yaml, or find it.
 
@@ -98,6 +100,7 @@ def build(
         passes: graph passes that run after those of model.yaml. With some, the model is always traced.
         target: a GPU that need not be here: name of a shipped record, or the file of one. In a child process.
         march: level of x86-64 that host code around a GPU is for; `x86-64-v3` by default.
+        tuning: the file of a tuning record; `none`; or `auto`, the cache's own for that GPU, where it has one.
 
     Raises:
         SpecError: something is wrong with model.yaml or with what it names.
@@ -113,12 +116,13 @@ def build(
         options = {
             "overrides": tuple(overrides), "level": level, "jobs": jobs, "force": force, "prove": prove, "rank": rank,
             "world_size": world_size, "dp_rank": dp_rank, "cache_dir": cache_dir and str(cache_dir), "remote": remote,
+            "tuning": tuning,
         }  # fmt: skip
         return target_build.build(records.find(target), str(path), march, options, observer)
     return build_for(
         None, path, overrides=overrides, level=level, jobs=jobs, force=force, prove=prove, rank=rank,
         world_size=world_size, dp_rank=dp_rank, cache_dir=cache_dir, remote=remote, observer=observer, passes=passes,
-        march=march, executor=executor,
+        march=march, executor=executor, tuning=tuning,
     )  # fmt: skip
 
 
@@ -127,7 +131,7 @@ def build_for(
     jobs: int | None = None, force: bool = False, prove: bool = True, rank: int | None = None,
     world_size: int | None = None, dp_rank: int | None = None, cache_dir: str | Path | None = None,
     remote: str | None = None, observer: Observer, passes: Sequence[Pass] = (), march: str | None = None,
-    executor: str = executors.LOCAL,
+    executor: str = executors.LOCAL, tuning: str = "auto",
 ) -> BuildResult:  # fmt: skip
     """`build` in this process: for this machine, or for the record's GPU, which this process then believes to have."""
     start = time.perf_counter()
@@ -140,14 +144,15 @@ def build_for(
     if executor != executors.LOCAL and spec.compile.level == 3:
         raise UsageError(f"executor {executor}: level 3 times fusions on the machine that builds", "-O2")
     launch = partial(executors.start, executor, jobs, cache, observer)
-    goal = Goal.of(spec, record, march)
-    found = None if force or passes else identity.find(spec, directory, place, cache, compiler=True, target=goal.target)
+    goal = Goal.of(spec, record, march, tuning, cache)
+    find = partial(identity.find, spec, directory, place, cache, compiler=True, target=goal.target, tuning=goal.tuned)
+    found = None if force or passes else find()
     if found is not None and (hit := _hit(cache, found, place, prove, {}, start, goal)) is not None:
         return hit
     shared = None if force else Shared.open(remote, cache, observer)
     found = None
     if shared is not None and not passes:
-        found = shared.take_spec(spec, directory, place, compiler=True, target=goal.target)
+        found = shared.take_spec(spec, directory, place, compiler=True, target=goal.target, tuning=goal.tuned)
     if found is not None and (hit := _hit(cache, found, place, prove, {}, start, goal)) is not None:
         return hit
     try:
@@ -165,17 +170,20 @@ class Goal(msgspec.Struct, frozen=True):
     target: Target
     record: Record | None = None
     """The GPU, where that is not here."""
+    tuning: Tuning | None = None
+    tuned: str | None = None
+    """Digest of the tuning record that an artifact must have been built with; None where any will do."""
 
     @classmethod
-    def of(cls, spec: Spec, record: Record | None, march: str | None) -> Goal:
+    def of(cls, spec: Spec, record: Record | None, march: str | None, tuning: str, cache: Cache) -> Goal:
         """
         Raises:
-            UsageError: the spec is not for a GPU, or `march` is no level.
+            UsageError: the spec is not for a GPU, `march` is no level, or `tuning` names no record for the GPU.
         """
         if record is not None and spec.device != "cuda":
             raise UsageError(f"--target {record.name}: the model is for device {spec.device}", "--set device=cuda")
         found = machine.probe(spec.device) if record is None else records.target(record)
-        return cls(machine.with_march(found, march), record)
+        return cls(machine.with_march(found, march), record, *tunings.find(tuning, cache, found))
 
 
 def _miss(
@@ -196,7 +204,7 @@ def _miss(
                 from fxc import virtual
 
                 virtual.activate(record)
-            plan = make_plan(spec, directory, target, passes, record)
+            plan = make_plan(spec, directory, target, passes, record, goal.tuning)
         observer.phase_done("trace", plan.seconds["trace"])
         observer.phase_done("partition", plan.seconds["partition"])
         manifest = plan.manifest

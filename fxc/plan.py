@@ -33,6 +33,7 @@ from fxc.shapes import Range
 from fxc.spec import Spec, check_spec
 from fxc.target import Target
 from fxc.traced import Traced
+from fxc.tuning import Tuning
 
 
 @dataclass(frozen=True)
@@ -73,13 +74,15 @@ class Plan:
 
 
 def make_plan(
-    spec: Spec, directory: Path, target: Target, extra: Sequence[Pass] = (), record: Record | None = None
-) -> Plan:
+    spec: Spec, directory: Path, target: Target, extra: Sequence[Pass] = (), record: Record | None = None,
+    tuning: Tuning | None = None,
+) -> Plan:  # fmt: skip
     """Trace, partition, run passes. Writes nothing.
 
     Args:
         extra: passes that run after all others.
         record: the GPU that the target is, where that is not here; `virtual.activate` was called with it.
+        tuning: configurations of kernels that were timed on such a GPU.
 
     Raises:
         SpecError: the model or a pass cannot be found or constructed.
@@ -119,7 +122,7 @@ def make_plan(
     whole = {name: found.whole(traced, name) for name, traced in ((f"step_{i}", t) for i, t in enumerate(traces))}
     parts = {name: partition(traced, ops, compiled) for name, traced in whole.items()}
     records = identity.sources(sorted(read_files), read.variables, directory, began)
-    manifest, files, units = _assemble(spec, source, target, parts, weights, all_names, records, found, record)
+    manifest, files, units = _assemble(spec, source, target, parts, weights, all_names, records, found, record, tuning)
     paths = (os.path.abspath(directory / name) if name.endswith(".py") else name for name in source.imports)
     user_ops = UserOps(tuple(paths), str(directory), identity.files(records, directory))
     seconds = {"trace": traced_at - start, "partition": time.perf_counter() - traced_at}
@@ -148,14 +151,14 @@ def _qualified(node: torch.fx.Node) -> str:
 
 def _assemble(
     spec: Spec, source: ModelSource, target: Target, parts: Mapping[str, Partition], weights: Mapping[str, Weight],
-    names: set[str], records: Sequence[Source], found: rewrite.Found, record: Record | None,
+    names: set[str], records: Sequence[Source], found: rewrite.Found, record: Record | None, tuning: Tuning | None,
 ) -> tuple[Manifest, dict[str, bytes], list[lower.Unit]]:  # fmt: skip
     """The manifest, the files of the rank's directory, and what has to be compiled."""
     traces = [part.traced for part in parts.values()]
     used_weights, constants = _used(traces, weights)
     unique = stitch.unique_pieces(parts.values())
     numbers = {digest: f"piece_{index}" for index, digest in enumerate(unique)}
-    programs, units = _programs(spec, parts, target, numbers, found, record)
+    programs, units = _programs(spec, parts, target, numbers, found, record, tuning)
     title = f"{source.name}, traced by fxc {identity.fxc_version()}."
     order = [weight.name for weight in used_weights] + list(constants)
     functions = {digest: call.piece.text for digest, call in unique.items()} if spec.compile.level == 0 else None
@@ -175,7 +178,7 @@ def _assemble(
     custom_ops = _custom_ops(parts.values(), source.imports)
     bound = msgspec.json.encode([used_weights, unused, custom_ops])
     factors = _factors(
-        spec, target, code, unique, programs, files.get("constants.safetensors", b""), bound, found.identity
+        spec, target, code, unique, programs, files.get("constants.safetensors", b""), bound, found.identity, units
     )
     manifest = Manifest(
         hash=identity.content_key(factors),
@@ -212,6 +215,7 @@ def _assemble(
         custom_ops=custom_ops,
         backends=_backends(traces, target),
         sources=tuple(records),
+        tuning="" if tuning is None else tuning.digest,
         verified=record is None or not spec.compile.level,
         tolerances=prove.TOLERANCES,
     )
@@ -244,6 +248,7 @@ def _programs(
     numbers: Mapping[str, str],
     found: rewrite.Found,
     record: Record | None,
+    tuning: Tuning | None,
 ) -> tuple[tuple[Program, ...], list[lower.Unit]]:
     """One program per size, then one per range of the general program, cut where another graph begins."""
     programs: list[Program] = []
@@ -259,6 +264,7 @@ def _programs(
                 name = numbers[call.piece.unique]
                 plain = lower.unit(call.piece, inner, spec.compile.level, target, name, record)
                 unit = found.rewritten(plain, name, box in general)
+                unit = unit if tuning is None else tuning.apply(unit)
                 keys.append(unit.key)
                 units.setdefault(unit.key, unit)
             programs.append(Program(range=inner, step=step, binaries=tuple(keys)))
@@ -304,9 +310,10 @@ def _custom_ops(parts: Iterable[Partition], imports: Sequence[str]) -> tuple[Cus
 
 def _factors(
     spec: Spec, target: Target, code: str, unique: Mapping[str, Call], programs: Sequence[Program], constants: bytes,
-    bound: bytes, passes: str,
+    bound: bytes, passes: str, units: Sequence[lower.Unit],
 ) -> tuple[Factor, ...]:  # fmt: skip
     """What the artifact's name digests, in order. Not capture sizes, graph mode, ranks, paths, users or environment."""
+    tuned = [unit for unit in units if unit.tuning]
     body = code[code.index('"""', 3) + 3 :]  # without the title
     pairs = [
         ("format", str(FORMAT)),
@@ -328,6 +335,7 @@ def _factors(
             else "",
         ),
         ("weights", key.digest(bound)),
+        ("tuning", key.digest("\n".join(f"{unit.scope} {unit.tuning}" for unit in tuned)) if tuned else ""),
         ("torch", target.torch),
         ("triton", target.triton),
         ("cuda", target.cuda),

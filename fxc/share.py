@@ -41,10 +41,13 @@ class Shared(msgspec.Struct, frozen=True):
         return cls(Remote.open(url), cache, trust or Trust.of(os.environ), observer) if url else None
 
     def find(
-        self, spec: Spec, directory: Path, place: Ranks, *, compiler: bool = False, target: Target | None = None
-    ) -> str | None:
+        self, spec: Spec, directory: Path, place: Ranks, *, compiler: bool = False, target: Target | None = None,
+        tuning: str | None = None,
+    ) -> str | None:  # fmt: skip
         """The hash for a spec whose sources are as they were, as `identity.find`."""
-        return identity.search(self.remote.lookup, spec, directory, place, compiler=compiler, target=target)
+        return identity.search(
+            self.remote.lookup, spec, directory, place, compiler=compiler, target=target, tuning=tuning
+        )
 
     def pull(self, hash: str) -> tuple[Artifact, int]:
         """Take in an artifact, and what its direct keys stand for; and the bytes that travelled.
@@ -88,12 +91,13 @@ class Shared(msgspec.Struct, frozen=True):
         return sent
 
     def take_spec(
-        self, spec: Spec, directory: Path, place: Ranks, *, compiler: bool = False, target: Target | None = None
-    ) -> str | None:
+        self, spec: Spec, directory: Path, place: Ranks, *, compiler: bool = False, target: Target | None = None,
+        tuning: str | None = None,
+    ) -> str | None:  # fmt: skip
         """Pull what a spec stands for, if it is there. A remote that fails is no reason to do nothing: the hash, or
         None and a note."""
         try:
-            hash = self.find(spec, directory, place, compiler=compiler, target=target)
+            hash = self.find(spec, directory, place, compiler=compiler, target=target, tuning=tuning)
             return None if hash is None else self.pull(hash)[0].manifest.hash
         except FxcError as error:
             self.observer.note(f"not from {self.remote.url}: {error.message}")

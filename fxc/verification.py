@@ -128,18 +128,23 @@ def verify(artifact: Artifact, cache: Cache, directory: Path | None, jobs: int, 
     return cache.amend(artifact, verified.note(manifest, found)).manifest
 
 
+def user_ops(artifact: Artifact, directory: Path | None) -> UserOps:
+    """What registers the custom ops of an artifact's pieces; `directory`: of model.yaml, this one by default."""
+    imports = {op.module for op in artifact.manifest.custom_ops if op.module and op.module != "fxc.ops"}
+    folder = directory or Path.cwd()
+    files = (str(folder / name) if name.endswith(".py") else name for name in sorted(imports))
+    return UserOps(tuple(files), str(folder))
+
+
 def _job(
     number: int, artifact: Artifact, name: str, entry: Checked, texts: Mapping[str, str], directory: Path | None,
     scratch: Path, jobs: int,
 ) -> CheckJob:  # fmt: skip
-    imports = {op.module for op in artifact.manifest.custom_ops if op.module and op.module != "fxc.ops"}
-    folder = directory or Path.cwd()
-    files = (str(folder / name) if name.endswith(".py") else name for name in sorted(imports))
     place = scratch / str(number)
     place.mkdir(exist_ok=True)
     return CheckJob(
         id=number, label=entry.label, text=texts[entry.piece], device=artifact.manifest.target.device,
-        ops=UserOps(tuple(files), str(folder)) if entry.custom_ops else UserOps(),
+        ops=user_ops(artifact, directory) if entry.custom_ops else UserOps(),
         library=str((artifact.path / name).absolute()),
         points=entry.points, lowest=entry.lowest, share=jobs, values=entry.values, directory=str(place),
     )  # fmt: skip

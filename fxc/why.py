@@ -22,6 +22,7 @@ from fxc.manifest import Factor, Manifest, Rank, Source
 from fxc.manifest import Tensor as TensorRecord
 from fxc.ranks import Ranks, ranks
 from fxc.spec import Spec, load_spec
+from fxc.tuning import find as find_tuning
 
 GRAPH = "computation_graph.py"
 CONTEXT = 1
@@ -120,7 +121,9 @@ def _traced(spec: Spec, directory: Path, cache: Cache, near: Artifact | None, ch
     from fxc.plan import make_plan
 
     start = time.perf_counter()
-    plan = make_plan(spec, directory, machine.probe(spec.device))
+    target = machine.probe(spec.device)
+    tuning, _ = find_tuning("auto", cache, target)
+    plan = make_plan(spec, directory, target, tuning=tuning)
     seconds, manifest = time.perf_counter() - start, plan.manifest
     count = len(plan.units)
     try:

@@ -24,10 +24,10 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "aside convert imports yaml_text shapes target ranks spec manifest manifest_check verified capture_plan progress",
         "cache",
         "_torch_run machine records identity refs share ops runtime",
-        "cubin cuda_sdk inductor_options kernels host_compiler random_inputs scalars graph_text traced region partition "
+        "cubin cuda_sdk inductor_options kernel_choice kernels host_compiler random_inputs scalars graph_text traced region partition "
         "stitch graph_files output graph_run _torch_build expand guards passes",
         "models model_weights trace cases jobs job_errors _worker choose try_out pool executors _ray ray_node prove rehearse piece_jobs lower rewrite "
-        "virtual verification plan target_build pipeline ready ready_ranks eager timing workload bench cost why",
+        "virtual verification plan target_build pipeline tuning tune ready ready_ranks eager timing workload bench cost why",
         "cli",
         "__init__ __main__",
     )

@@ -91,6 +91,7 @@ def test_every_factor_of_a_binary_is_flipped(monkeypatch: pytest.MonkeyPatch) ->
         dataclasses.replace(plain, passes="noop:1"),
         dataclasses.replace(plain, text="torch.ops.fxc.x"),
         dataclasses.replace(plain, record="h200"),
+        dataclasses.replace(plain, tuning='{"kernel":{"XBLOCK":256}}'),
         dataclasses.replace(plain, forms=((frozenset({"noop"}), plain),)),
     ]
     changed = {name for other in others for (name, value), now in _pairs(plain, other) if value != now}

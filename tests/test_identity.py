@@ -200,7 +200,7 @@ def test_folder_ranks_and_cudagraph_are_not_in_the_content_key(tmp_path: Path) -
 
 
 Arguments = dict[str, Any]
-NAMES = ("spec", "target", "code", "unique", "programs", "constants", "bound", "passes")
+NAMES = ("spec", "target", "code", "unique", "programs", "constants", "bound", "passes", "units")
 
 
 @pytest.fixture(scope="module")
@@ -270,6 +270,10 @@ IN_CONTENT: dict[str, Callable[[Arguments], Arguments]] = {
         arguments
     ),
     "passes": lambda arguments: {**arguments, "passes": "noop:another"},
+    "tuning": lambda arguments: {
+        **arguments,
+        "units": [dataclasses.replace(unit, tuning="{}") for unit in arguments["units"]],
+    },
     **{field: with_target(field) for field in OTHER},
 }
 NOT_IN_CONTENT: dict[str, Callable[[Arguments], Arguments]] = {

@@ -51,7 +51,7 @@ def test_described() -> None:
     assert found == [
         {
             "name": "attend", "arch": "sm_90a", "registers": 128, "stack": 24, "shared": 66560, "warps": 8,
-            "chosen": "rules",
+            "chosen": "rules", "hash": "",
         }
     ]  # fmt: skip
 

@@ -86,12 +86,13 @@ def test_build_options(fxc: Any, pipeline: dict[str, Any], tmp_path: Path) -> No
     fxc(
         "build", "model.yaml", "--set", "compile.sizes=[1]", "--set", "device=cpu", "-O3", "--jobs", "2", "--force",
         "--no-prove", "--rank", "1", "--world-size", "4", "--dp-rank", "2", "--cache-dir", str(tmp_path / "other"),
+        "--tuning", "mine.json",
     )  # fmt: skip
     pipeline.pop("observer")
     assert pipeline == {
         "path": Path("model.yaml"), "overrides": ("compile.sizes=[1]", "device=cpu"), "level": 3, "jobs": 2,
         "force": True, "prove": False, "rank": 1, "world_size": 4, "dp_rank": 2, "cache_dir": tmp_path / "other",
-        "remote": None, "executor": "local", "target": None, "march": None,
+        "remote": None, "executor": "local", "target": None, "march": None, "tuning": "mine.json",
     }  # fmt: skip
 
 
@@ -101,7 +102,7 @@ def test_build_defaults(fxc: Any, pipeline: dict[str, Any]) -> None:
     assert pipeline == {
         "path": Path("model.yaml"), "overrides": (), "level": None, "jobs": None, "force": False, "prove": True,
         "rank": None, "world_size": None, "dp_rank": None, "cache_dir": None, "remote": None,
-        "executor": "local", "target": None, "march": None,
+        "executor": "local", "target": None, "march": None, "tuning": "auto",
     }  # fmt: skip
 
 
