@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -107,61 +108,54 @@ def build(
         BuildError: the model cannot be traced, compiled, or proved.
         CacheIOError: the cache cannot be written.
     """
-    observer = observer or Observer()
-    if target is not None:
-        if passes:
-            raise UsageError("passes from Python do not reach a build for a target", "name them in passes.custom")
-        if executor != executors.LOCAL:
-            raise UsageError(f"--target and --executor {executor}: the nodes of a cluster have devices of their own")
-        options = {
-            "overrides": tuple(overrides), "level": level, "jobs": jobs, "force": force, "prove": prove, "rank": rank,
-            "world_size": world_size, "dp_rank": dp_rank, "cache_dir": cache_dir and str(cache_dir), "remote": remote,
-            "tuning": tuning,
-        }  # fmt: skip
-        return target_build.build(records.find(target), str(path), march, options, observer)
-    return build_for(
-        None, path, overrides=overrides, level=level, jobs=jobs, force=force, prove=prove, rank=rank,
-        world_size=world_size, dp_rank=dp_rank, cache_dir=cache_dir, remote=remote, observer=observer, passes=passes,
-        march=march, executor=executor, tuning=tuning,
+    order = Order(
+        os.fspath(path), tuple(overrides), level, jobs, force, prove, rank, world_size, dp_rank,
+        None if cache_dir is None else os.fspath(cache_dir), remote, march, tuning,
     )  # fmt: skip
+    if target is None:
+        return carry_out(order, observer or Observer(), passes=passes, executor=executor)
+    if passes:
+        raise UsageError("passes from Python do not reach a build for a target", "name them in passes.custom")
+    if executor != executors.LOCAL:
+        raise UsageError(f"--target and --executor {executor}: the nodes of a cluster have devices of their own")
+    return target_build.build(records.find(target), order, observer or Observer())
 
 
-def build_for(
-    record: Record | None, path: str | Path, *, overrides: Iterable[str] = (), level: int | None = None,
-    jobs: int | None = None, force: bool = False, prove: bool = True, rank: int | None = None,
-    world_size: int | None = None, dp_rank: int | None = None, cache_dir: str | Path | None = None,
-    remote: str | None = None, observer: Observer, passes: Sequence[Pass] = (), march: str | None = None,
-    executor: str = executors.LOCAL, tuning: str = "auto",
+class Order(msgspec.Struct, frozen=True):
+    """Arguments of `build` that reach a build in another process, too."""
+
+    path: str
+    overrides: tuple[str, ...] = ()
+    level: int | None = None
+    jobs: int | None = None
+    force: bool = False
+    prove: bool = True
+    rank: int | None = None
+    world_size: int | None = None
+    dp_rank: int | None = None
+    cache_dir: str | None = None
+    remote: str | None = None
+    march: str | None = None
+    tuning: str = "auto"
+
+
+def carry_out(
+    order: Order, observer: Observer, *, record: Record | None = None, passes: Sequence[Pass] = (),
+    executor: str = executors.LOCAL,
 ) -> BuildResult:  # fmt: skip
     """`build` in this process: for this machine, or for the record's GPU, which this process then believes to have."""
     start = time.perf_counter()
-    spec, directory = load_spec(Path(path), overrides, level), Path(path).resolve().parent
-    place = ranks(rank, world_size, dp_rank)
-    cache = Cache.open(None if cache_dir is None else Path(cache_dir))
-    if jobs is not None and jobs < 1:
-        raise UsageError(f"--jobs {jobs}: expected 1 or more")
+    spec = load_spec(Path(order.path), order.overrides, order.level)
+    place = ranks(order.rank, order.world_size, order.dp_rank)
+    cache = Cache.open(None if order.cache_dir is None else Path(order.cache_dir))
+    if order.jobs is not None and order.jobs < 1:
+        raise UsageError(f"--jobs {order.jobs}: expected 1 or more")
     executors.check(executor)
     if executor != executors.LOCAL and spec.compile.level == 3:
         raise UsageError(f"executor {executor}: level 3 times fusions on the machine that builds", "-O2")
-    launch = partial(executors.start, executor, jobs, cache, observer)
-    goal = Goal.of(spec, record, march, tuning, cache)
-    find = partial(identity.find, spec, directory, place, cache, compiler=True, target=goal.target, tuning=goal.tuned)
-    found = None if force or passes else find()
-    if found is not None and (hit := _hit(cache, found, place, prove, {}, start, goal)) is not None:
-        return hit
-    shared = None if force else Shared.open(remote, cache, observer)
-    found = None
-    if shared is not None and not passes:
-        found = shared.take_spec(spec, directory, place, compiler=True, target=goal.target, tuning=goal.tuned)
-    if found is not None and (hit := _hit(cache, found, place, prove, {}, start, goal)) is not None:
-        return hit
-    try:
-        with cache.building():
-            return _miss(spec, directory, place, cache, launch, force, prove, shared, observer, start, passes, goal)
-    except SpecError as error:  # found out while the model was looked up or constructed
-        if str(path) in error.message:
-            raise
-        raise SpecError(f"{path}: {error.message}", error.hint) from error
+    goal = Goal.of(spec, record, order.march, order.tuning, cache)
+    launch = partial(executors.start, executor, order.jobs, cache, observer)
+    return _Build(order, spec, place, cache, goal, passes, observer, launch, start).run()
 
 
 class Goal(msgspec.Struct, frozen=True):
@@ -186,63 +180,168 @@ class Goal(msgspec.Struct, frozen=True):
         return cls(machine.with_march(found, march), record, *tunings.find(tuning, cache, found))
 
 
-def _miss(
-    spec: Spec, directory: Path, place: Ranks, cache: Cache, launch: Callable[[Target], Pool], force: bool, prove: bool,
-    shared: Shared | None, observer: Observer, start: float, passes: Sequence[Pass], goal: Goal,
-) -> BuildResult:  # fmt: skip
-    """Trace; then compile what the cache lacks, and publish."""
-    target, record = goal.target, goal.record
-    if spec.compile.level:
-        _require_tools(target)
-    workers = launch(target) if spec.compile.level else contextlib.nullcontext()  # level 0 compiles nothing
-    with workers as pool:  # imports the compiler while this process traces
-        observer.phase("trace")
+_Rehearsal = tuple[Sequence[Proof], Sequence[Unproved]]
+
+
+@dataclass
+class _Build:
+    """One build, from its order to its result."""
+
+    order: Order
+    spec: Spec
+    place: Ranks
+    cache: Cache
+    goal: Goal
+    passes: Sequence[Pass]
+    """From Python: an artifact with some is not found by its spec, nor is it noted what the spec stands for."""
+    observer: Observer
+    launch: Callable[[Target], Pool]
+    start: float
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.order.path).resolve().parent
+
+    def run(self) -> BuildResult:
+        """Find the artifact here, then in the remote cache; trace and compile on a miss."""
+        where: dict[str, Any] = {"compiler": True, "target": self.goal.target, "tuning": self.goal.tuned}
+        known = not self.order.force and not self.passes
+        found = identity.find(self.spec, self.directory, self.place, self.cache, **where) if known else None
+        if found is not None and (hit := self._hit(found)) is not None:
+            return hit
+        shared = None if self.order.force else Shared.open(self.order.remote, self.cache, self.observer)
+        found = None
+        if shared is not None and known:
+            found = shared.take_spec(self.spec, self.directory, self.place, **where)
+        if found is not None and (hit := self._hit(found)) is not None:
+            return hit
+        try:
+            with self.cache.building():
+                return self._miss(shared)
+        except SpecError as error:  # found out while the model was looked up or constructed
+            if self.order.path in error.message:
+                raise
+            raise SpecError(f"{self.order.path}: {error.message}", error.hint) from error
+
+    def _hit(self, hash: str) -> BuildResult | None:
+        """What is there already, if all of it is intact."""
+        verified = self.goal.record is None
+        with self.cache.use(hash):
+            if not identity.intact(self.cache, hash, self.place, self.order.prove, verified=verified):
+                return None
+            manifest = self.cache.artifact(hash).manifest
+            self.cache.touch(hash)
+            return self._result(manifest, True, {"compiled": 0, "reused": len(manifest.binaries)})
+
+    def _miss(self, shared: Shared | None) -> BuildResult:
+        """Trace; then compile what the cache lacks, and publish."""
+        target, compiles = self.goal.target, bool(self.spec.compile.level)
+        if compiles:
+            _require_tools(target)
+        with self.launch(target) if compiles else contextlib.nullcontext() as pool:  # imports the compiler meanwhile
+            plan = self._plan()
+            factors = identity.direct_factors(self.spec, target, self.place)
+            direct = identity.content_key(factors)
+            if (hit := self._traced_hit(plan.manifest.hash, shared)) is not None:
+                with contextlib.suppress(CacheIOError):  # a read-only cache
+                    if not self.passes:
+                        identity.remember(self.cache, direct, plan.manifest)
+                return hit
+            rehearsal = self._rehearse(plan) if self.order.prove else _rehearsed(self.cache, plan)
+            lowered = self._lower(plan, pool)
+        self.observer.phase("publish")
+        at = time.perf_counter()
+        manifest = _manifest(plan, lowered, rehearsal, {**self.seconds, "total": at - self.start})
+        self.cache.publish(
+            manifest, self.place.directory, plan.files, lowered.binaries, world_size=self.place.world_size,
+            direct=() if self.passes else factors,
+        )  # fmt: skip
+        if not self.passes:
+            identity.remember(self.cache, direct, manifest)
+        self.seconds["publish"] = time.perf_counter() - at
+        self.observer.phase_done("publish", self.seconds["publish"])
+        return self._result(manifest, False, {"compiled": lowered.compiled, "reused": lowered.reused})
+
+    def _plan(self) -> Plan:
+        self.observer.phase("trace")
         from fxc.plan import make_plan
 
         with _TRACING:
-            if record is not None:
+            if self.goal.record is not None:
                 from fxc import virtual
 
-                virtual.activate(record)
-            plan = make_plan(spec, directory, target, passes, record, goal.tuning)
-        observer.phase_done("trace", plan.seconds["trace"])
-        observer.phase_done("partition", plan.seconds["partition"])
-        manifest = plan.manifest
-        factors = identity.direct_factors(spec, target, place)
-        direct = identity.content_key(factors)
-        hit = None if force else _hit(cache, manifest.hash, place, prove, plan.seconds, start, goal)
-        if hit is None and shared is not None and shared.take(manifest.hash):
-            hit = _hit(cache, manifest.hash, place, prove, plan.seconds, start, goal)
-        if hit is not None:
-            with contextlib.suppress(CacheIOError):  # a read-only cache
-                if not passes:
-                    identity.remember(cache, direct, manifest)
-            return hit
-        rehearsal = _rehearse(plan, "cpu" if record else spec.device) if prove else _rehearsed(cache, plan)
-        lowered = _lower(plan, cache, pool, prove, force, observer, record)
-    observer.phase("publish")
-    at = time.perf_counter()
+                virtual.activate(self.goal.record)
+            plan = make_plan(
+                self.spec, self.directory, self.goal.target, self.passes, self.goal.record, self.goal.tuning
+            )
+        self.seconds.update(plan.seconds)
+        for phase in ("trace", "partition"):
+            self.observer.phase_done(phase, self.seconds[phase])
+        return plan
+
+    def _traced_hit(self, hash: str, shared: Shared | None) -> BuildResult | None:
+        """What is there already under the name that only a trace tells."""
+        hit = None if self.order.force else self._hit(hash)
+        if hit is None and shared is not None and shared.take(hash):
+            hit = self._hit(hash)
+        return hit
+
+    def _rehearse(self, plan: Plan) -> _Rehearsal:
+        from fxc.rehearse import rehearse
+
+        at = time.perf_counter()
+        device = self.spec.device if self.goal.record is None else "cpu"
+        found = rehearse(plan.parts, plan.inputs, plan.weights, device)
+        self.seconds["prove"] = time.perf_counter() - at
+        return found
+
+    def _lower(self, plan: Plan, pool: Any) -> Lowered:
+        from fxc.lower import Lowering
+
+        self.observer.phase("compile")
+        lowered = Lowering(
+            self.cache, pool, self.observer, ops=plan.ops, prove=self.order.prove, force=self.order.force,
+            record=self.goal.record,
+        ).run(plan.units)  # fmt: skip
+        self.seconds["compile"] = lowered.compile_seconds
+        self.seconds["prove"] = self.seconds.get("prove", 0.0) + lowered.prove_seconds
+        for phase in ("compile", "prove"):
+            self.observer.phase_done(phase, self.seconds[phase])
+        return lowered
+
+    def _result(self, manifest: Manifest, hit: bool, binaries: dict[str, int]) -> BuildResult:
+        phases = dict.fromkeys(("trace", "partition", "compile", "prove", "publish"), 0.0) | self.seconds
+        pieces = [piece for step in manifest.pieces.values() for piece in step]
+        return BuildResult(
+            hash=manifest.hash,
+            path=str(self.cache.artifact(manifest.hash).path),
+            hit=hit,
+            pieces=len(pieces),
+            unique_pieces=len({piece.unique for piece in pieces if piece.kind == "compiled"}),
+            binaries=binaries,
+            sizes=manifest.sizes,
+            seconds={**phases, "total": time.perf_counter() - self.start},
+            proof=[ProofLine(line.piece, line.shape, line.max_rel_err) for line in manifest.proof],
+            proved=manifest.proved,
+            unproved=list(manifest.unproved),
+            passes=list(manifest.passes),
+            verified=manifest.verified,
+        )
+
+
+def _manifest(plan: Plan, lowered: Lowered, rehearsal: _Rehearsal | None, seconds: dict[str, float]) -> Manifest:
+    """The plan's, with what became of its units."""
     made = [lowered.binaries[name] for name in sorted(lowered.binaries)]
     proof, unproved = rehearsal or ((), ())
-    manifest = msgspec.structs.replace(
+    manifest = plan.manifest
+    return msgspec.structs.replace(
         manifest, binaries=lowered.binaries, passes=choose.report(manifest.passes, manifest.pieces, made),
         proof=(*proof, *(line for binary in made for line in binary.proof)),
         unproved=(*unproved, *(line for binary in made for line in binary.unproved)),
         proved=rehearsal is not None and all(binary.checked for binary in made),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        seconds={**plan.seconds, "total": time.perf_counter() - start},
+        created=datetime.now(UTC).isoformat(timespec="seconds"), seconds=seconds,
     )  # fmt: skip
-    cache.publish(
-        manifest, place.directory, plan.files, lowered.binaries, world_size=place.world_size,
-        direct=() if passes else factors,
-    )  # fmt: skip
-    if not passes:
-        identity.remember(cache, direct, manifest)
-    plan.seconds["publish"] = time.perf_counter() - at
-    observer.phase_done("publish", plan.seconds["publish"])
-    return _result(
-        cache, manifest, False, {"compiled": lowered.compiled, "reused": lowered.reused}, plan.seconds, start
-    )
 
 
 def _require_tools(target: Target) -> None:
@@ -256,9 +355,6 @@ def _require_tools(target: Target) -> None:
         raise CompileError("there is no `strip` on PATH, which binaries are made small with", "apt install binutils")
 
 
-_Rehearsal = tuple[Sequence[Proof], Sequence[Unproved]]
-
-
 def _rehearsed(cache: Cache, plan: Plan) -> _Rehearsal | None:
     """What an earlier build of the same artifact, for another rank say, has found."""
     try:
@@ -268,61 +364,3 @@ def _rehearsed(cache: Cache, plan: Plan) -> _Rehearsal | None:
     proof = [line for line in earlier.proof if line.piece in plan.parts]
     unproved = [line for line in earlier.unproved if line.piece in plan.parts]
     return (proof, unproved) if proof or unproved else None
-
-
-def _rehearse(plan: Plan, device: str) -> _Rehearsal:
-    from fxc.rehearse import rehearse
-
-    at = time.perf_counter()
-    found = rehearse(plan.parts, plan.inputs, plan.weights, device)
-    plan.seconds["prove"] = time.perf_counter() - at
-    return found
-
-
-def _lower(
-    plan: Plan, cache: Cache, pool: Any, prove: bool, force: bool, observer: Observer, record: Record | None
-) -> Lowered:
-    from fxc.lower import Lowering
-
-    observer.phase("compile")
-    lowering = Lowering(cache, pool, observer, ops=plan.ops, prove=prove, force=force, record=record)
-    lowered = lowering.run(plan.units)
-    plan.seconds["compile"] = lowered.compile_seconds
-    plan.seconds["prove"] = plan.seconds.get("prove", 0.0) + lowered.prove_seconds
-    observer.phase_done("compile", plan.seconds["compile"])
-    observer.phase_done("prove", plan.seconds["prove"])
-    return lowered
-
-
-def _hit(
-    cache: Cache, hash: str, place: Ranks, prove: bool, seconds: dict[str, float], start: float, goal: Goal
-) -> BuildResult | None:
-    """What is there already, if all of it is intact."""
-    with cache.use(hash):
-        if not identity.intact(cache, hash, place, prove, verified=goal.record is None):
-            return None
-        manifest = cache.artifact(hash).manifest
-        cache.touch(hash)
-        return _result(cache, manifest, True, {"compiled": 0, "reused": len(manifest.binaries)}, seconds, start)
-
-
-def _result(
-    cache: Cache, manifest: Manifest, hit: bool, binaries: dict[str, int], seconds: dict[str, float], start: float
-) -> BuildResult:
-    phases = dict.fromkeys(("trace", "partition", "compile", "prove", "publish"), 0.0) | seconds
-    pieces = [piece for step in manifest.pieces.values() for piece in step]
-    return BuildResult(
-        hash=manifest.hash,
-        path=str(cache.artifact(manifest.hash).path),
-        hit=hit,
-        pieces=len(pieces),
-        unique_pieces=len({piece.unique for piece in pieces if piece.kind == "compiled"}),
-        binaries=binaries,
-        sizes=manifest.sizes,
-        seconds={**phases, "total": time.perf_counter() - start},
-        proof=[ProofLine(line.piece, line.shape, line.max_rel_err) for line in manifest.proof],
-        proved=manifest.proved,
-        unproved=list(manifest.unproved),
-        passes=list(manifest.passes),
-        verified=manifest.verified,
-    )

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +22,7 @@ from fxc.progress import Observer
 from fxc.records import Record
 
 if TYPE_CHECKING:
-    from fxc.pipeline import BuildResult
-
-
-class Order(msgspec.Struct, frozen=True):
-    """What the child is to build."""
-
-    record: Record
-    path: str
-    march: str | None
-    options: dict[str, Any]
-    """Keyword arguments of `pipeline.build_for`."""
+    from fxc.pipeline import BuildResult, Order
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -62,7 +51,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     failure: Failure | None = None
 
 
-def build(record: Record, path: str, march: str | None, options: Mapping[str, Any], observer: Observer) -> BuildResult:
+def build(record: Record, order: Order, observer: Observer) -> BuildResult:
     """`pipeline.build` for the record's GPU.
 
     Raises:
@@ -80,7 +69,7 @@ def build(record: Record, path: str, march: str | None, options: Mapping[str, An
     assert child.stdout is not None
     try:
         with suppress(BrokenPipeError):  # what it says, or its exit code, tells more
-            child.stdin.write(msgspec.json.encode(Order(record, path, march, dict(options))))
+            child.stdin.write(msgspec.json.encode((record, order)))
             child.stdin.close()
         for text in child.stdout:
             line = msgspec.json.decode(text, type=Line)
@@ -119,9 +108,9 @@ def _serve() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # unwinds, and ends the workers
     teller = _Teller(os.dup(1))
     os.dup2(2, 1)  # what a model prints is no line
-    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    record, order = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[Record, pipeline.Order])
     try:
-        result = pipeline.build_for(order.record, order.path, march=order.march, observer=teller, **order.options)
+        result = pipeline.carry_out(order, teller, record=record)
         teller.write(Line(result=msgspec.Raw(msgspec.json.encode(result))))
     except FxcError as error:
         notes = tuple(getattr(error, "__notes__", ()))

@@ -50,7 +50,7 @@ def test_without_a_clock_rules_choose() -> None:
 
 def test_the_model_has_to_be_for_a_gpu() -> None:
     with pytest.raises(FxcError, match="--target NVIDIA H200: the model is for device cpu") as caught:
-        target_build.build(RECORD, str(EXAMPLE), None, {}, Observer())
+        target_build.build(RECORD, pipeline.Order(str(EXAMPLE)), Observer())
     assert (type(caught.value), caught.value.hint) == (UsageError, "--set device=cuda")
 
 
