@@ -141,9 +141,9 @@ def test_a_build_with_a_record(build: Callable[..., Manifest], cache: Path, tmp_
     """One kernel of one binary gets another configuration: that binary is another one, and the artifact."""
     plain = build("tiny_llama", "h200", *SMALL)
     goal, file = records.target(RECORD), tmp_path / "mine.json"
-    kernel = next(k for binary in plain.binaries.values() for k in binary.kernels if "_poi_" in k.name and k.hash)
-    small = {"XBLOCK": 32, "num_warps": 1, "num_stages": 1}
-    entry = Entry(kernel.name, configuration=small, us=1.0, rules=small, rules_us=2.0, units=())
+    kernel = next(k for binary in plain.binaries.values() for k in binary.kernels if "_per_" in k.name)
+    other = {"XBLOCK": 1, "num_warps": 8, "num_stages": 1}
+    entry = Entry(kernel.name, configuration=other, us=1.0, rules=other, rules_us=2.0, units=())
     scopes = tuple(unit.scope for unit in units(Cache.open(cache).artifact(plain.hash), EXAMPLES))
     with_all = msgspec.structs.replace(entry, units=scopes)
     file.write_bytes(tuning.encode(msgspec.structs.replace(tuning.empty(goal), kernels={kernel.hash: with_all})))
@@ -152,6 +152,7 @@ def test_a_build_with_a_record(build: Callable[..., Manifest], cache: Path, tmp_
     manifest = Cache.open(cache).artifact(result.hash).manifest
     assert result.hash != plain.hash
     tuned = [k for binary in manifest.binaries.values() for k in binary.kernels if k.chosen == "tuned"]
-    assert {(k.hash, k.warps) for k in tuned} == {(kernel.hash, 1)}
+    assert {(k.hash, k.warps) for k in tuned} == {(kernel.hash, 8)}
+    assert kernel.warps < 8
     again = fxc.build(EXAMPLES / "tiny_llama.yaml", overrides=every, target="h200", cache_dir=cache, tuning="none")
     assert (again.hash, again.hit) == (plain.hash, True)
