@@ -61,6 +61,7 @@ def start(name: str, jobs: int | None, cache: Cache, observer: Observer, target:
     environ = {
         "RAY_USAGE_STATS_ENABLED": "0",
         **os.environ,
+        "RAY_ENABLE_AUTO_CONNECT": "0",  # a call after a cluster is lost would start one
         "FXC_CACHE_DIR": str(cache.root.parent),
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
