@@ -22,6 +22,8 @@ LIMIT = 16
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hash: str
     sources: tuple[Source, ...]
+    created: str = ""
+    """When the artifact was built: a remote cache keeps entries in no order."""
 
 
 class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,16 +35,10 @@ class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def lookup(layouts: Sequence[Layout], direct_key: str, digest_of: Callable[[Source], str | None]) -> str | None:
     """Hash of the first artifact that is there and whose sources all have the digests they had. Entries of all places
     count, and so do artifacts: an entry may stand in one place and its artifact in another."""
-    now: dict[str, str | None] = {}
     for entry in chain.from_iterable(_load(layout, direct_key).entries for layout in layouts):
-        for source in entry.sources:
-            if source.file not in now:
-                now[source.file] = digest_of(source)
-            if now[source.file] != source.digest:
-                break
-        else:
-            if any(has_artifact(layout, entry.hash) for layout in layouts):
-                return entry.hash
+        same = all(digest_of(source) == source.digest for source in entry.sources)
+        if same and any(has_artifact(layout, entry.hash) for layout in layouts):
+            return entry.hash
     return None
 
 
@@ -68,6 +64,13 @@ def remember(layout: Layout, direct_key: str, hash: str, sources: Iterable[Sourc
             write_file(stage / place.name, seal(msgspec.json.encode(Index(entries))))
             os.rename(stage / place.name, place)
             sync_dir(layout.index)
+
+
+def prefer(layout: Layout, direct_key: str, hash: str, sources: Iterable[Source]) -> None:
+    """Put an entry in front that stands behind others."""
+    entry = Entry(hash, tuple(sources))
+    if entry in _load(layout, direct_key).entries[1:]:
+        remember(layout, direct_key, entry.hash, entry.sources)
 
 
 def _load(layout: Layout, direct_key: str) -> Index:

@@ -156,7 +156,6 @@ def _keep(place: Path, new: Path, manifest: Manifest, take: Callable[[Path, Path
         return manifest
     if old.binaries.keys() != manifest.binaries.keys():  # made with other options, as without a device and with one
         return manifest
-    manifest = verified.keep(old, manifest)
     others = {name: rank for name, rank in old.ranks.items() if name not in manifest.ranks}
     if old.sources != manifest.sources:
         others = {name: msgspec.structs.replace(rank, direct=()) for name, rank in others.items()}
@@ -164,7 +163,7 @@ def _keep(place: Path, new: Path, manifest: Manifest, take: Callable[[Path, Path
         make_dirs((new / name).parent)
         with suppress(FileNotFoundError):
             take(place / name, new / name)
-    return msgspec.structs.replace(manifest, ranks=dict(sorted({**manifest.ranks, **others}.items())))
+    return verified.merge(old, manifest, others)
 
 
 def sweep(artifacts: Path, stage: Path) -> None:

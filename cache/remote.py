@@ -92,7 +92,9 @@ class Remote(Objects, frozen=True):
         return names[0]
 
     def lookup(self, direct_key: str, digest_of: Callable[[Source], str | None]) -> str | None:
-        """Hash of an artifact that a direct key stands for while its source files are what they were."""
+        """Hash of an artifact that a direct key stands for while its source files are what they were; of several, as
+        of tuned and untuned ones, the one that was built last."""
+        found: list[tuple[str, str]] = []
         for name in self.names(f"index/{direct_key}"):
             where = f"index/{direct_key}/{name}"
             try:
@@ -100,8 +102,8 @@ class Remote(Objects, frozen=True):
             except (FileNotFoundError, DamagedError):
                 continue
             if all(digest_of(source) == source.digest for source in entry.sources):
-                return entry.hash
-        return None
+                found.append((entry.created, entry.hash))
+        return max(found)[1] if found else None
 
     def fetch(self, hash: str, files: Iterable[File], directory: Path, parts: Path, progress: Progress) -> None:
         """Have the contents of an artifact's `files` in `directory`, by digest, each one checked. What is there already
@@ -159,6 +161,6 @@ class Remote(Objects, frozen=True):
         same = there.binaries.keys() == artifact.manifest.binaries.keys()
         if not same or artifact.signature:
             return artifact
-        manifest = verified.keep(there, artifact.manifest)
-        manifest = msgspec.structs.replace(manifest, ranks=dict(sorted({**there.ranks, **manifest.ranks}.items())))
+        others = {name: rank for name, rank in there.ranks.items() if name not in artifact.manifest.ranks}
+        manifest = verified.merge(there, artifact.manifest, others)
         return artifact if manifest == artifact.manifest else Artifact(artifact.path, manifest, encode(manifest))

@@ -246,6 +246,10 @@ class Cache(msgspec.Struct, frozen=True):
         """Note what a direct key stands for."""
         index.remember(self.layout, direct_key, hash, sources)
 
+    def prefer(self, direct_key: str, hash: str, sources: Iterable[Source]) -> None:
+        """Have `lookup` find this before others that a direct key stands for, if it stands for it in this place."""
+        index.prefer(self.layout, direct_key, hash, sources)
+
     # Tuning records
 
     def tuning(self, name: str) -> bytes | None:

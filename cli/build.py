@@ -22,6 +22,7 @@ from fxc.cli.options import (
     Quiet,
     RankOption,
     RemoteOption,
+    Tuning,
     Verbose,
     WorldSize,
     check_rank,
@@ -44,9 +45,7 @@ def run(
     march: Annotated[
         str | None, typer.Option("--march", metavar="LEVEL", help="x86-64 level of host code; default: x86-64-v3.")
     ] = None,
-    tuning: Annotated[
-        str, typer.Option("--tuning", metavar="FILE|auto|none", help="Record of `fxc tune`; default: the cache's own.")
-    ] = "auto",
+    tuning: Tuning = "auto",
     remote: RemoteOption = None,
     push: Annotated[bool, typer.Option("--push", help="Upload the artifact to the remote cache afterwards.")] = False,
     rank: RankOption = None,

@@ -37,6 +37,9 @@ Executor = Annotated[
         help="Where it is compiled: ray, ray:auto, ray:HOST:PORT, ray://HOST:PORT.",
     ),
 ]
+Tuning = Annotated[
+    str, typer.Option("--tuning", metavar="FILE|auto|none", help="Record of `fxc tune`; default: the cache's own.")
+]
 RankOption = Annotated[
     int | None,
     typer.Option("--rank", metavar="R", min=0, help="Global rank; default: RANK or 0. Above 0 it needs a world size."),

@@ -17,6 +17,7 @@ from fxc.cli.options import (
     Overrides,
     Quiet,
     RankOption,
+    Tuning,
     Verbose,
     WorldSize,
     check_rank,
@@ -36,6 +37,7 @@ def run(
         str | None, typer.Argument(metavar="[HASH]", help="What to compare with; default: the nearest artifact.")
     ] = None,
     no_trace: Annotated[bool, typer.Option("--no-trace", help="Compare what can be seen without one.")] = False,
+    tuning: Tuning = "auto",
     overrides: Overrides = None,
     level: Level = None,
     rank: RankOption = None,
@@ -54,7 +56,7 @@ def run(
         with streams.result_only():
             found = why.explain(
                 Path(ref), other=other, overrides=tuple(overrides or ()), level=level, rank=rank,
-                world_size=world_size, dp_rank=dp_rank, cache_dir=cache_dir, trace=not no_trace,
+                world_size=world_size, dp_rank=dp_rank, cache_dir=cache_dir, trace=not no_trace, tuning=tuning,
             )  # fmt: skip
     elif other is None or refs.is_spec(other):
         raise UsageError("two hashes are compared, or a model.yaml with a hash", "fxc why MODEL.YAML [HASH]")

@@ -88,19 +88,26 @@ def search(
     compiler: bool = False, target: Target | None = None, tuning: str | None = None,
 ) -> str | None:  # fmt: skip
     """The same by the `lookup` of any cache."""
+    digest = comparer(directory, compiler, tuning)
     for wanted in machine.served(spec.device) if target is None else (target,):
-        if found := lookup(direct_key(spec, wanted, place), comparer(directory, compiler, tuning)):
+        if found := lookup(direct_key(spec, wanted, place), digest):
             return found
     return None
 
 
 def comparer(directory: Path, compiler: bool, tuning: str | None = None) -> Callable[[Source], str | None]:
-    """Gives what a source is now; with `compiler` false, any host compiler will do, without `tuning` any record."""
+    """Gives what a source is now, each file read once; with `compiler` false, any host compiler will do, without
+    `tuning` any record."""
+    known: dict[str, str | None] = {}
 
     def now(source: Source) -> str | None:
         if source.file == TUNING:
             return source.digest if tuning is None else tuning
-        return source.digest if source.file == COMPILER and not compiler else digest_of(source, directory)
+        if source.file == COMPILER and not compiler:
+            return source.digest
+        if source.file not in known:
+            known[source.file] = digest_of(source, directory)
+        return known[source.file]
 
     return now
 

@@ -232,7 +232,15 @@ class _Build:
                 return None
             manifest = self.cache.artifact(hash).manifest
             self.cache.touch(hash)
+            if not self.passes:
+                self._prefer(manifest)
             return self._result(manifest, True, {"compiled": 0, "reused": len(manifest.binaries)})
+
+    def _prefer(self, manifest: Manifest) -> None:
+        """Have model.yaml mean for loads what this build gave, and not the same with another tuning record."""
+        sources = identity.index_sources(manifest)
+        with contextlib.suppress(CacheIOError):  # a read-only cache
+            self.cache.prefer(identity.direct_key(self.spec, self.goal.target, self.place), manifest.hash, sources)
 
     def _miss(self, shared: Shared | None) -> BuildResult:
         """Trace; then compile what the cache lacks, and publish."""

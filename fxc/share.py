@@ -85,7 +85,7 @@ class Shared(msgspec.Struct, frozen=True):
             self.observer.transfer(_bytes(manifest))
             sources = identity.index_sources(manifest)
             keys = identity.direct_keys(manifest) if sources else ()
-            entries = [(key, Entry(manifest.hash, sources)) for key in keys]
+            entries = [(key, Entry(manifest.hash, sources, manifest.created)) for key in keys]
             sent = self.remote.push(artifact, entries, force, self.observer.transferred)
         self.observer.phase_done("push", time.perf_counter() - start)
         return sent

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from fxc.manifest import Binary, File, Manifest
+from fxc.manifest import Binary, Manifest, Rank
 
 
 def note(manifest: Manifest, ran: Mapping[str, Binary]) -> Manifest:
@@ -38,8 +38,17 @@ def keep(old: Manifest, new: Manifest) -> Manifest:
     return note(new, ran)
 
 
-def _files(manifest: Manifest) -> dict[str, File]:
-    """Those of its binaries, which all ranks share."""
+def merge(old: Manifest, new: Manifest, others: Mapping[str, Rank]) -> Manifest:
+    """`new` with the note of `old` and `others` of its ranks. What those have under the same keys need not be the same
+    bytes: then a note of `new` is not one of theirs."""
+    full = keep(old, new)
+    if others and not old.verified and _files(old) != _files(new):
+        full = msgspec.structs.replace(full, verified=False)
+    return msgspec.structs.replace(full, ranks=dict(sorted({**others, **full.ranks}.items())))
+
+
+def _files(manifest: Manifest) -> set[tuple[str, str]]:
+    """Names and digests of its binaries, over all ranks."""
     names = {f"{key}.{kind}" for key in manifest.binaries for kind in ("so", "json")}
     files = (item for rank in manifest.ranks.values() for item in rank.files.items())
-    return {base: file for name, file in files if (base := name.rpartition("/")[2]) in names}
+    return {(base, file.sha256) for name, file in files if (base := name.rpartition("/")[2]) in names}

@@ -22,6 +22,8 @@ from fxc.manifest import Factor, Manifest, Rank, Source
 from fxc.manifest import Tensor as TensorRecord
 from fxc.ranks import Ranks, ranks
 from fxc.spec import Spec, load_spec
+from fxc.target import Target
+from fxc.tuning import Tuning
 from fxc.tuning import find as find_tuning
 
 GRAPH = "computation_graph.py"
@@ -66,13 +68,14 @@ class Why(msgspec.Struct, frozen=True):
 def explain(
     path: Path, *, other: str | Path | None = None, overrides: Iterable[str] = (), level: int | None = None,
     rank: int | None = None, world_size: int | None = None, dp_rank: int | None = None, cache_dir: Path | None = None,
-    trace: bool = True,
+    trace: bool = True, tuning: str = "auto",
 ) -> Why:  # fmt: skip
     """Whether a model.yaml is in the cache, and why not.
 
     Args:
         other: the artifact to compare with; by default the nearest one in the cache.
         trace: whether to trace the model, which takes seconds, where it is not found otherwise.
+        tuning: as of `build`.
 
     Raises:
         SpecError: something is wrong with model.yaml or with what it names.
@@ -80,17 +83,21 @@ def explain(
     """
     spec, directory = load_spec(path, overrides, level), path.resolve().parent
     place, cache = ranks(rank, world_size, dp_rank), Cache.open(cache_dir)
-    found = identity.find(spec, directory, place, cache)
+    target = machine.probe(spec.device)
+    record, tuned = find_tuning(tuning, cache, target)
+    found = identity.find(spec, directory, place, cache, compiler=True, target=target, tuning=tuned)
     if found is not None and other is None:
         return Why(True, "it is in the cache", found, found, binaries=len(cache.artifact(found).manifest.binaries))
-    direct = identity.direct_factors(spec, machine.probe(spec.device, compiler=False), place)
+    direct = identity.direct_factors(spec, target, place)
     near = refs.find(other, cache_dir) if other is not None else _nearest(cache, direct)
-    changed = () if near is None else tuple(_changed(near.manifest, direct, directory, place))
+    changed: tuple[Difference, ...] = ()
+    if near is not None:
+        changed = (*_changed(near.manifest, direct, directory, place), *_tools(near.manifest, target, tuned))
     if found is not None:
         return Why(True, "it is in the cache", found, _hash(near), changed)
     if not trace:
         return _guessed(spec, near, changed)
-    return _traced(spec, directory, cache, near, changed)
+    return _traced(spec, directory, cache, target, record, near, changed)
 
 
 def compare(old: Artifact, new: Artifact) -> Why:
@@ -117,12 +124,13 @@ def compare(old: Artifact, new: Artifact) -> Why:
     return Why(was.hash == now.hash, reason, now.hash, was.hash, tuple(changed), factors, missing, len(now.binaries))
 
 
-def _traced(spec: Spec, directory: Path, cache: Cache, near: Artifact | None, changed: tuple[Difference, ...]) -> Why:
+def _traced(
+    spec: Spec, directory: Path, cache: Cache, target: Target, tuning: Tuning | None, near: Artifact | None,
+    changed: tuple[Difference, ...],
+) -> Why:  # fmt: skip
     from fxc.plan import make_plan
 
     start = time.perf_counter()
-    target = machine.probe(spec.device)
-    tuning, _ = find_tuning("auto", cache, target)
     plan = make_plan(spec, directory, target, tuning=tuning)
     seconds, manifest = time.perf_counter() - start, plan.manifest
     count = len(plan.units)
@@ -200,6 +208,14 @@ def _changed(manifest: Manifest, direct: tuple[Factor, ...], directory: Path, pl
         now = identity.digest_of(source, directory)
         if now != source.digest:
             yield _source(source, now)
+
+
+def _tools(manifest: Manifest, target: Target, tuned: str | None) -> Iterable[Difference]:
+    """What a build compares besides: the host compiler, where there is one here, and the tuning record."""
+    if target.compiler and manifest.target.compiler != target.compiler:
+        yield Difference("compiler", manifest.target.compiler, target.compiler)
+    if tuned is not None and manifest.tuning != tuned:
+        yield Difference("tuning", manifest.tuning or "none", tuned or "none")
 
 
 def _direct(manifest: Manifest, rank: Rank | None) -> tuple[Factor, ...]:

@@ -402,6 +402,24 @@ def test_only_a_build_asks_for_the_compiler(tmp_path: Path, monkeypatch: pytest.
     assert find(spec, tmp_path, Ranks(), cache) == manifest.hash
 
 
+def test_a_loader_takes_any_compiler_and_tuning_of_an_older_build_too(tmp_path: Path) -> None:
+    """Each source is compared as it was for that build; a file is read once."""
+    cache, spec, target = Cache.open(tmp_path / "cache"), parse_spec(SPEC), machine.probe("cpu")
+    source, text = tmp_path / "two.py", "the text of the older build"
+    source.write_text(text)
+    same = Source(file="two.py", digest=identity.digest_of(Source(file="two.py", digest=""), tmp_path) or "")
+    old = msgspec.structs.replace(make_manifest(), target=target, sources=(same,))
+    changed = Source(file="two.py", digest=key.digest("later"))
+    new = msgspec.structs.replace(
+        make_manifest(key.digest("new")), target=msgspec.structs.replace(target, compiler="g++ 99.1.0"),
+        sources=(changed,), tuning=key.digest("a record"),
+    )  # fmt: skip
+    for manifest in (old, new):
+        cache.publish(manifest, "rank_0_0", {}, [])
+        identity.remember(cache, direct(spec, target), manifest)
+    assert identity.find(spec, tmp_path, Ranks(), cache) == old.hash
+
+
 def test_a_loader_finds_host_code_for_any_level_that_the_cpu_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

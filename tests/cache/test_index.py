@@ -41,12 +41,17 @@ def test_a_source_that_is_gone(cache: Cache) -> None:
     assert cache.lookup(DIRECT, lambda s: None) is None
 
 
-def test_each_source_is_digested_once(cache: Cache) -> None:
-    for number in range(3):
-        add(cache, str(number), source(str(number)))
-    asked: list[str] = []
-    cache.lookup(DIRECT, lambda s: asked.append(s.file))
-    assert asked == ["model.py"]
+def test_in_front_of_others(cache: Cache) -> None:
+    """Where several match, as if any tuning will do."""
+    first, second = add(cache, "first", source("1", "tuning:")), add(cache, "second", source("2", "tuning:"))
+    assert cache.lookup(DIRECT, lambda s: s.digest) == second
+    cache.prefer(DIRECT, first, [source("1", "tuning:")])
+    assert cache.lookup(DIRECT, lambda s: s.digest) == first
+    path = cache.root / f"index/{DIRECT}.json"
+    before = path.stat().st_ino
+    cache.prefer(DIRECT, first, [source("1", "tuning:")])
+    cache.prefer(DIRECT, key.digest("unknown"), [source("3", "tuning:")])
+    assert path.stat().st_ino == before, "nothing is written"
 
 
 def test_an_artifact_that_is_gone(cache: Cache) -> None:

@@ -125,6 +125,13 @@ def test_only_what_is_missing_travels(cache: Cache, artifact: Artifact, other: C
     assert other.artifact(HASH).verify() == 4
 
 
+def test_the_last_that_was_built(artifact: Artifact, remote: Remote) -> None:
+    tuned, plain = Entry("c" * 32, SOURCES, "2026-01-02"), Entry("d" * 32, SOURCES, "2026-01-01")
+    for order in ([tuned, plain], [plain, tuned]):
+        remote.push(artifact, [("ef" * 16, entry) for entry in order], False, lambda count: None)
+        assert remote.lookup("ef" * 16, lambda source: source.digest) == tuned.hash
+
+
 def test_direct_keys(artifact: Artifact, remote: Remote) -> None:
     assert remote.lookup("ab" * 16, lambda source: "1") is None
     push(remote, artifact)

@@ -94,6 +94,15 @@ def test_published_again(rank: str, cache: Cache, tmp_path: Path) -> None:
     assert sorted(manifest.ranks) == sorted({"rank_0_0", rank})
 
 
+def test_other_binaries_of_another_rank(cache: Cache, other: Cache, tmp_path: Path) -> None:
+    """What has run on a device is not what the other rank has."""
+    put(cache, b"\x7fELF", tmp_path)
+    artifact = run(cache)
+    put(other, OTHER, tmp_path, "rank_1_0")
+    taken = import_file(other, artifact, tmp_path).manifest
+    assert (sorted(taken.ranks), taken.verified) == (["rank_0_0", "rank_1_0"], False)
+
+
 def test_pushed_over(cache: Cache, other: Cache, tmp_path: Path) -> None:
     artifact = put(cache, b"\x7fELF", tmp_path)
     noted = run(import_file(other, artifact, tmp_path) and other)

@@ -115,6 +115,6 @@ def fxc(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.M
 def found(fxc: Fxc, artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Which artifact model.yaml stands for, under "hash"; none at first."""
     found: dict[str, str] = {}
-    monkeypatch.setattr(identity, "find", lambda *_: found.get("hash"))
+    monkeypatch.setattr(identity, "find", lambda *_, **__: found.get("hash"))
     Path("model.yaml").write_text(json.dumps(SPEC))
     return found

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 import fxc as library
+from fxc import machine, why
 from fxc.cache import Cache
 from fxc.cost import like
 from fxc.manifest import Binary, Program, Source
@@ -78,6 +79,22 @@ def test_hit(fxc: Any, known: str) -> None:
         "seconds",
     ]
     assert (told.json["hit"], told.json["hash"], told.json["nearest"]) == (True, known, known)
+
+
+def test_another_compiler(fxc: Any, known: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load takes what is there, a build compiles again."""
+    monkeypatch.setattr(machine, "compiler_version", lambda: "g++ 99.1.0")
+    told = fxc("why", "model.yaml", "--no-trace", "--json", "-q").json
+    assert (told["hit"], [(entry["name"], entry["new"]) for entry in told["changed"]]) == (
+        False, [("compiler", "g++ 99.1.0")],
+    )  # fmt: skip
+
+
+def test_a_tuning_record(fxc: Any, known: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(why, "find_tuning", lambda choice, *_: (None, {"auto": "abcd", "none": ""}[choice]))
+    told = fxc("why", "model.yaml", "--no-trace", "--json", "-q").json
+    assert (told["hit"], told["changed"]) == (False, [{"name": "tuning", "old": "none", "new": "abcd", "lines": []}])
+    assert fxc("why", "model.yaml", "--tuning", "none", "--json", "-q").json["hit"]
 
 
 def test_nothing_like_it(fxc: Any, known: str) -> None:
