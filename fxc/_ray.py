@@ -127,7 +127,8 @@ class Driver:
         with suppress(Exception):
             for ref in running:
                 ray.cancel(ref)
-            ray.wait(running, num_returns=len(running), timeout=5)
+            if running:
+                ray.wait(running, num_returns=len(running), timeout=5)
         with suppress(Exception):
             ray.shutdown()
 

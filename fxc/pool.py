@@ -93,7 +93,7 @@ class Pool:
         self._process.stdin.close()
         self._process.terminate()  # ends it while it imports; from then on the end of its stdin does
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=20)  # a cluster that was started for it takes longest
         self._process.kill()
         self._process.wait()
         self._process.stdout.close()
