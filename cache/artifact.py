@@ -30,6 +30,9 @@ _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.
 class Checks(Protocol):
     """What is asked of an artifact before it is used: `trust.Trust`."""
 
+    @property
+    def keys(self) -> tuple[Path, ...]: ...
+
     def check(self, artifact: Artifact) -> Artifact: ...
 
 

@@ -19,7 +19,7 @@ from fxc.manifest import Manifest, one_line
 from fxc.manifest import Program as ProgramRecord
 from fxc.manifest_check import require_consistent
 from fxc.ranks import number
-from fxc.runtime import custom_ops
+from fxc.runtime import custom_ops, private
 from fxc.runtime.inputs import layout
 from fxc.runtime.program import Program
 from fxc.runtime.step import StepFactory
@@ -134,18 +134,26 @@ def _runners(artifact: Artifact, folder: str, device: torch.device) -> dict[str,
 
 
 def _runner(artifact: Artifact, library: str, device: torch.device) -> _torch_run.Piece:
-    """Map a binary, each of its files read and checked before. The linker opens them again by their names, so it is
-    made sure that it has found the same ones: a build may have put others in their place."""
+    """Map a binary, each of its files read and checked before. The linker opens them again by their names: where a
+    signature is asked for, since the place is not trusted, those of copies that nobody can change."""
     listed = artifact.manifest.ranks[library.partition("/")[0]].files
     names = [library, *(name for name in (f"{library.removesuffix('.so')}.json",) if name in listed)]
+    if artifact.trust is not None and artifact.trust.keys:
+        with private.files({Path(name).name: artifact.read(name) for name in names}) as folder:
+            return _torch_run.runner(folder / Path(library).name, device)
+    return _map_in_place(artifact, names, device)
+
+
+def _map_in_place(artifact: Artifact, names: Sequence[str], device: torch.device) -> _torch_run.Piece:
+    """Make sure that what the linker has found is what was checked: a build may have put others in their place."""
     for _ in range(REPLACED):
         before = [_which(artifact.path / name) for name in names]
         for name in names:
             artifact.read(name)
-        runner = _torch_run.runner(artifact.path / library, device)
+        runner = _torch_run.runner(artifact.path / names[0], device)
         if [_which(artifact.path / name) for name in names] == before:
             return runner
-    raise DamagedError(f"{artifact.path / library} is changed while it is loaded", "load it when nobody writes there")
+    raise DamagedError(f"{artifact.path / names[0]} is changed while it is loaded", "load it when nobody writes there")
 
 
 def _which(path: Path) -> tuple[int, ...]:
