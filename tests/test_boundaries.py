@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -118,6 +119,12 @@ def own_private(trees: Iterable[ast.AST]) -> set[str]:
     return {name for name in found if is_private(name)}
 
 
+@functools.cache
+def known_private() -> set[str]:
+    """What no module has to be torch's for."""
+    return own_private(TREES.values()) | OTHERS_PRIVATE
+
+
 def is_self(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
@@ -167,8 +174,8 @@ def test_private_torch_names_are_in_two_modules(name: str) -> None:
 def test_private_attributes_of_torchs_objects_are_in_two_modules(name: str) -> None:
     """Of a module, a tensor, a node: whatever is neither fxc's own nor known to be of another library."""
     if name not in PRIVATE_TORCH:
-        known = own_private(TREES.values()) | OTHERS_PRIVATE
-        assert not [f"{MODULES[name]}:{line}: {n}" for line, n in private_attributes(TREES[name]) if n not in known]
+        found = [(line, n) for line, n in private_attributes(TREES[name]) if n not in known_private()]
+        assert not [f"{MODULES[name]}:{line}: {n}" for line, n in found]
 
 
 @each_module
