@@ -313,7 +313,8 @@ def _factors(
     bound: bytes, passes: str, units: Sequence[lower.Unit],
 ) -> tuple[Factor, ...]:  # fmt: skip
     """What the artifact's name digests, in order. Not capture sizes, graph mode, ranks, paths, users or environment."""
-    tuned = [unit for unit in units if unit.tuning]
+    every = (one for unit in units for one in (unit, *(form for _, form in unit.forms)))
+    tuned = [one for one in every if one.tuning]
     body = code[code.index('"""', 3) + 3 :]  # without the title
     pairs = [
         ("format", str(FORMAT)),

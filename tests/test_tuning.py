@@ -14,12 +14,14 @@ from fxc.cache import Cache
 from fxc.errors import DamagedError, UsageError
 from fxc.manifest import Source
 from fxc.plan import make_plan
+from fxc.spec import parse_spec
 from fxc.target import Target
 from fxc.tuning import Entry, Tuning
 from tests.building import HERE, plan_of, spec_of
 from tests.building import target as here
 from tests.cache.conftest import make_manifest
 from tests.test_lower import made
+from tests.test_rewrite import MODEL
 from tests.zoo import calls
 
 H200 = Target(
@@ -185,6 +187,24 @@ def test_in_a_plan() -> None:
     assert tuned.manifest.hash != plain.manifest.hash
     changed = [unit.label for unit, was in zip(tuned.units, plain.units, strict=True) if unit.key != was.key]
     assert changed == [first.label]
+    names = {f.name for f, was in zip(tuned.manifest.factors, plain.manifest.factors, strict=True) if f != was}
+    assert names == {"tuning"}
+
+
+def test_in_a_plan_whose_fusions_are_timed(tmp_path: Path) -> None:
+    """What only a form takes changes the key of the unit that is chosen from it, and so the artifact's name."""
+    (tmp_path / "model.py").write_text(MODEL)
+    spec = parse_spec({
+        "model": {"target": "./model.py:Gated"}, "device": "cpu",
+        "inputs": {"x": {"shape": ["n", 128], "dtype": "float32"}},
+        "dims": {"n": {"min": 1, "max": 64}}, "compile": {"level": 3},
+    })  # fmt: skip
+    plain = make_plan(spec, tmp_path, here())
+    (unit,) = plain.units
+    ((_, form),) = unit.forms
+    tuned = make_plan(spec, tmp_path, here(), tuning=record(aa=entry(form.scope)))
+    assert (tuned.units[0].tuning, tuned.units[0].key != unit.key) == ("", True)
+    assert tuned.manifest.hash != plain.manifest.hash
     names = {f.name for f, was in zip(tuned.manifest.factors, plain.manifest.factors, strict=True) if f != was}
     assert names == {"tuning"}
 
