@@ -252,13 +252,13 @@ class Cache(msgspec.Struct, frozen=True):
 
     # Tuning records
 
-    def tuning(self, name: str) -> bytes | None:
-        """The text of the record of that name, if there is one."""
+    def tuning(self, name: str) -> builtins.list[tuple[Path, bytes]]:
+        """Path and text of each record of that name, this cache's before those of read-only places."""
         return tuning.read(self.layouts, name)
 
-    def update_tuning(self, name: str, change: Callable[[bytes | None], bytes]) -> None:
-        """Write what `change` makes of the record of that name; one at a time."""
-        tuning.update(self.layout, self.bases, name, change)
+    def update_tuning(self, name: str, change: Callable[[bytes | None], bytes | None]) -> None:
+        """Write what `change` makes of this cache's record of that name, nothing if that is None; one at a time."""
+        tuning.update(self.layout, name, change)
 
     # Places to work in
 

@@ -26,11 +26,11 @@ def check(file: Path, option: str) -> None:
         raise UsageError(f"{option} {file}: there is no directory {file.parent}", "make it first")
 
 
-def write(file: Path, text: str, option: str) -> None:
+def write(file: Path, text: str, option: str, hint: str = "") -> None:
     """Write it all, or leave what was there: a link stays one, and so does a device or a pipe.
 
     Raises:
-        FxcError: it cannot be written; names the option.
+        FxcError: it cannot be written; names the option, with the hint.
     """
     if file == STDOUT:
         streams.write(text)
@@ -49,4 +49,4 @@ def write(file: Path, text: str, option: str) -> None:
                 part.unlink()
             raise
     except OSError as error:
-        raise FxcError(f"{option} {file} cannot be written: {error.strerror}") from error
+        raise FxcError(f"{option} {file} cannot be written: {error.strerror}", hint) from error

@@ -74,17 +74,18 @@ def tuned(result: Tuned, verbose: bool) -> None:
     shown = entries if verbose else entries[:8]
     rows = [
         (
-            entry.name, "spills" if entry.rules_us is None else f"{entry.rules_us:g}", f"{entry.us:g}",
+            entry.name, "-" if entry.rules_us is None else f"{entry.rules_us:g}", f"{entry.us:g}",
             " ".join(f"{name}={value}" for name, value in entry.configuration.items()),
         )
         for entry in shown
     ]  # fmt: skip
     faster = sum(entry.configuration != entry.rules for entry in entries)
-    title = f"{render.count(len(entries), 'kernel')}, {faster} faster than by rules"
+    title = f"{render.count(len(entries), 'kernel')}, {faster} faster than by the rules that `--target` goes by"
     title += f", the first {len(shown)}" if len(entries) > len(shown) else ""
     if rows:
         render.table(title, ("kernel", "rules, µs", "tuned, µs", "configuration"), rows, ("rules, µs", "tuned, µs"))
-    render.line(f"{render.count(len(entries), 'kernel')} of {result.device} in {result.record}")
+    count = render.count(len(entries), "kernel")
+    render.line(f"{count} of {result.device}" + (f" in {result.record}" if result.record else ": there is no record"))
 
 
 def listed(entry: Summary) -> dict[str, Any]:

@@ -130,7 +130,8 @@ class Kernel(_Record, frozen=True):
     """What decided on its configuration: Inductor's rules, a tuning record, or times measured in this build. Kernels of
     fxc's ops are by rules."""
     hash: str = ""
-    """What a tuning record calls it; empty for one that no record can have."""
+    """What a tuning record would call it; empty for what Inductor does not look for there. Reductions that several
+    blocks share have one, too, and are in no record."""
 
 
 class Timed(_Record, frozen=True):

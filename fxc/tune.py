@@ -5,14 +5,15 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from fxc import machine, tuning, verification
 from fxc.cache import Artifact, Cache
-from fxc.cache.files import io_errors
 from fxc.errors import DamagedError, IncompatibleError, UsageError
 from fxc.inductor_options import options
 from fxc.job_errors import failure
@@ -32,7 +33,7 @@ class Tuned(msgspec.Struct, frozen=True):
 
     hash: str
     record: str
-    """Path of the record's file."""
+    """Path of the record's file; empty where no kernel was found and there is none."""
     device: str
     units: int
     """Compiled pieces whose kernels were timed."""
@@ -40,38 +41,53 @@ class Tuned(msgspec.Struct, frozen=True):
     """Those that were timed now, by hash."""
 
 
-def tune(artifact: Artifact, cache: Cache, directory: Path | None, observer: Observer, output: Path | None) -> Tuned:
-    """Time every kernel that Inductor writes for an artifact, one at a time, and add that to the cache's record.
+def tune(artifact: Artifact, cache: Cache, directory: Path | None, observer: Observer) -> Tuned:
+    """Time every kernel that Inductor writes for an artifact, one at a time, while no other does so on such a GPU, and
+    add that to the cache's record, after each unit.
 
     Args:
         directory: of model.yaml, where files lie that register custom ops and passes.
-        output: also write the record there: what it holds for this GPU, with what was timed now.
 
     Raises:
         UsageError: the artifact is not for a GPU, or compiles nothing.
         IncompatibleError: it is not for this machine's GPU.
-        DamagedError: the cache's own record, or a file of the artifact, is damaged.
+        DamagedError: a record of the cache, or a file of the artifact, is damaged.
         CompileError: a piece does not compile.
         CacheIOError: the record cannot be written.
     """
     target = artifact.manifest.target
     _require_here(artifact.manifest)
-    path = cache.layout.tuning / tuning.file_name(target)
-    _stored(cache.tuning(path.name), cache, target)  # found out now, not when all was timed
+    tuning.stored(cache, target)  # that one is damaged is found out now, not when something was timed
     found = units(artifact, directory or Path.cwd())
     observer.phase("tune")
     observer.binaries(len(found), 0)
-    record = tuning.empty(target)
+    path, record = cache.layout.tuning / tuning.file_name(target), tuning.empty(target)
     start, ops = time.perf_counter(), verification.user_ops(artifact, directory)
-    with tempfile.TemporaryDirectory() as scratch, Pool(1) as pool:
-        for kernels in _timed(found, ops, cache, pool, Path(scratch), observer):
-            record = record.merged(msgspec.structs.replace(record, kernels=kernels))
+    with _alone(cache, target, observer), tempfile.TemporaryDirectory() as scratch, Pool(1) as pool:
+        for one, kernels in _timed(found, ops, cache, pool, Path(scratch), observer):
+            now = msgspec.structs.replace(tuning.empty(target), kernels=kernels)
+            cache.update_tuning(path.name, partial(_updated, path, cache, target, one, now))
+            record = record.merged(now)
     observer.phase_done("tune", time.perf_counter() - start)
-    cache.update_tuning(path.name, lambda data: tuning.encode(_stored(data, cache, target).merged(record)))
-    if output is not None:
-        with io_errors("write", output):
-            output.write_bytes(tuning.encode(_stored(cache.tuning(path.name), cache, target)))
-    return Tuned(artifact.manifest.hash, str(path), record.device, len(found), record.kernels)
+    return Tuned(artifact.manifest.hash, str(path) if path.exists() else "", record.device, len(found), record.kernels)
+
+
+@contextmanager
+def _alone(cache: Cache, target: Target, observer: Observer) -> Iterator[None]:
+    """While nobody else times kernels on such a GPU: each would measure the other."""
+    name = tuning.lock_name(target)
+    with ExitStack() as held:
+        if not held.enter_context(cache.try_lock(name)):
+            observer.note("waiting for another `fxc tune` on such a GPU")
+            held.enter_context(cache.lock(name))
+        yield
+
+
+def _updated(path: Path, cache: Cache, target: Target, one: Unit, now: Tuning, data: bytes | None) -> bytes | None:
+    """Text of the record, with what was timed now in place of all that it has of the unit."""
+    record = tuning.empty(target) if data is None else tuning.of_cache(path, data, cache, target)
+    record = record.without({one.scope}).merged(now)
+    return None if data is None and not record.kernels else tuning.encode(record)
 
 
 def _require_here(manifest: Manifest) -> None:
@@ -80,16 +96,16 @@ def _require_here(manifest: Manifest) -> None:
     if target.device != "cuda":
         raise UsageError(f"artifact {hash} is for device {target.device}: only kernels of GPUs are tuned")
     if not manifest.binaries:
-        raise UsageError(f"artifact {hash} has no binaries: it is of level {manifest.spec.compile.level}", "-O2")
+        level = manifest.spec.compile.level
+        raise UsageError(
+            f"artifact {hash} has no binaries: {'all its ops run eagerly' if level else 'it is of level 0'}",
+            "" if level else "-O2",
+        )
     here = machine.here("cuda")
     machine.require_fit(target, here, machine.needs_of(manifest), machine.libraries())
     built, found = target.properties.get("name"), here.properties.get("name")
     if built != found:
         raise IncompatibleError(f"artifact {hash} is for {built}, and this GPU is {found}", "build it for this GPU")
-
-
-def _stored(data: bytes | None, cache: Cache, target: Target) -> Tuning:
-    return tuning.empty(target) if data is None else tuning.stored(data, cache, target)
 
 
 def units(artifact: Artifact, directory: Path) -> list[Unit]:
@@ -127,8 +143,8 @@ def units(artifact: Artifact, directory: Path) -> list[Unit]:
 
 def _timed(
     units: Sequence[Unit], ops: UserOps, cache: Cache, pool: Executor, scratch: Path, observer: Observer
-) -> Iterator[dict[str, Entry]]:
-    """What was timed of each unit, by hash; nothing else runs meanwhile."""
+) -> Iterator[tuple[Unit, dict[str, Entry]]]:
+    """Each unit with what was timed of it, by hash; nothing else runs meanwhile."""
     for number, one in enumerate(units):
         observer.compiling(one.label)
         place = scratch / str(number)
@@ -144,4 +160,4 @@ def _timed(
             raise failure(one, reply, checking=False)
         observer.compiled(one.label, reply.seconds)
         kernels = {entry.pop("hash"): {**entry, "units": (one.scope,)} for entry in reply.result["kernels"]}
-        yield msgspec.convert(kernels, dict[str, Entry])
+        yield one, msgspec.convert(kernels, dict[str, Entry])

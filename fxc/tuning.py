@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,9 +41,10 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     us: float
     """Microseconds that it takes."""
     rules: Configuration
-    """What Inductor's rules give, which builds take without a record."""
+    """What Inductor's rules give: without a record builds with `--target` take that, and native ones may time some
+    kernels themselves."""
     rules_us: float | None
-    """None where that was not timed, as it spills registers."""
+    """None where there is no time of that: it spills registers, or takes more than a block may."""
     units: tuple[str, ...]
     """Digests of what was compiled when it was found, sorted: text of the piece after passes, and sizes."""
 
@@ -62,11 +63,21 @@ class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def digest(self) -> str:
-        return key.digest(msgspec.json.encode(self, order="deterministic"))
+        """Of what builds take of it, which are no times; empty where that is nothing."""
+        taken = {
+            name: (entry.configuration, sorted(entry.units)) for name, entry in self.kernels.items() if entry.units
+        }
+        return key.digest(msgspec.json.encode(taken, order="deterministic")) if taken else ""
+
+    def without(self, units: Collection[str]) -> Tuning:
+        """Without what was found in these units: kernels that are in no other are gone."""
+        rest = {name: tuple(unit for unit in entry.units if unit not in units) for name, entry in self.kernels.items()}
+        kernels = {name: msgspec.structs.replace(self.kernels[name], units=left) for name, left in rest.items() if left}
+        return msgspec.structs.replace(self, kernels=kernels)
 
     def merged(self, newer: Tuning) -> Tuning:
-        """With what was timed later in place of what it has of the same kernels, which keep their units."""
-        kernels = dict(self.kernels)
+        """With what was timed later in place of what it has of the same units and kernels; these keep other units."""
+        kernels = self.without({unit for entry in newer.kernels.values() for unit in entry.units}).kernels
         for name, entry in newer.kernels.items():
             units = {*entry.units, *(kernels[name].units if name in kernels else ())}
             kernels[name] = msgspec.structs.replace(entry, units=tuple(sorted(units)))
@@ -114,6 +125,11 @@ def file_name(target: Target) -> str:
     record = empty(target)
     words = re.sub(r"[^a-z0-9]+", "-", record.device.lower()).strip("-")
     return "{}-sm_{}{}-torch-{}.json".format(words, *record.compute_capability, record.torch)
+
+
+def lock_name(target: Target) -> str:
+    """What is held in a cache while kernels are timed on a GPU, with whatever torch."""
+    return "tune." + file_name(target).partition("-torch-")[0]
 
 
 def encode(record: Tuning) -> bytes:
@@ -164,11 +180,11 @@ def find(choice: str, cache: Cache, target: Target) -> tuple[Tuning | None, str 
     without a trace: empty for none, None where any will do.
 
     Args:
-        choice: `auto` for the cache's own, if it has one; `none`; or the path of a file.
+        choice: `auto` for what the cache has, if it does; `none`; or the path of a file.
 
     Raises:
         UsageError: the file is no record, or one for another device.
-        DamagedError: the cache's own is damaged.
+        DamagedError: one in the cache is damaged.
         CacheIOError: it cannot be read.
     """
     if choice == "none":
@@ -182,23 +198,34 @@ def find(choice: str, cache: Cache, target: Target) -> tuple[Tuning | None, str 
             raise UsageError(f"{choice} cannot be read: {error.strerror}", HINT) from None
         record.require_fit(target, choice)
         return record, record.digest
-    data = cache.tuning(file_name(target)) if target.device == "cuda" else None
-    if data is None:
-        return None, None
-    record = stored(data, cache, target)
-    return record, record.digest
+    record = stored(cache, target) if target.device == "cuda" else empty(target)
+    return (record, record.digest) if record.kernels else (None, None)
 
 
-def stored(data: bytes, cache: Cache, target: Target) -> Tuning:
-    """The cache's record from its text.
+def stored(cache: Cache, target: Target) -> Tuning:
+    """What the cache's records for a GPU say together, its own over those of read-only places.
+
+    Raises:
+        DamagedError: one is damaged; names its path.
+        CacheIOError: one cannot be read.
+    """
+    record = empty(target)
+    for path, data in reversed(cache.tuning(file_name(target))):
+        record = record.merged(of_cache(path, data, cache, target))
+    return record
+
+
+def of_cache(path: Path, data: bytes, cache: Cache, target: Target) -> Tuning:
+    """One of them from its text.
 
     Raises:
         DamagedError: it is damaged.
     """
-    path = cache.layout.tuning / file_name(target)
     try:
         record = decode(data, str(path))
         record.require_fit(target, str(path))
     except UsageError as error:
-        raise DamagedError(error.message, f"remove {path}; `fxc tune` writes it anew") from None
+        if path.parent == cache.layout.tuning:
+            raise DamagedError(error.message, f"remove {path}; `fxc tune` writes it anew") from None
+        raise DamagedError(error.message, "take its place out of FXC_CACHE_PATH, or remove it") from None
     return record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_other_passes(cache: Cache, plan: Plan) -> None:
 
 def test_not_for_a_cpu(cache: Cache, plan: Plan) -> None:
     with pytest.raises(UsageError, match="is for device cpu: only kernels of GPUs are tuned"):
-        tune.tune(published(cache, plan), cache, HERE, Observer(), None)
+        tune.tune(published(cache, plan), cache, HERE, Observer())
 
 
 def here(target: Target, **changes: Any) -> Callable[[str], Target]:
@@ -117,24 +118,32 @@ def test_another_gpu(
 ) -> None:
     monkeypatch.setattr(machine, "here", here(on_gpu, **changes))
     with pytest.raises(IncompatibleError, match=message):
-        tune.tune(published(cache, plan, target=on_gpu), cache, HERE, Observer(), None)
+        tune.tune(published(cache, plan, target=on_gpu), cache, HERE, Observer())
 
 
 def test_nothing_to_time(cache: Cache, on_gpu: Target) -> None:
     plan = plan_of(calls.ActInside)
-    with pytest.raises(UsageError, match="has no binaries: it is of level 0"):
-        tune.tune(published(cache, plan, target=on_gpu), cache, HERE, Observer(), None)
+    with pytest.raises(UsageError, match="has no binaries: it is of level 0") as caught:
+        tune.tune(published(cache, plan, target=on_gpu), cache, HERE, Observer())
+    assert caught.value.hint == "-O2"
+    compile = msgspec.structs.replace(plan.manifest.spec.compile, level=2)
+    spec = msgspec.structs.replace(plan.manifest.spec, compile=compile)
+    with pytest.raises(UsageError, match="has no binaries: all its ops run eagerly") as caught:
+        tune.tune(published(cache, plan, target=on_gpu, spec=spec, hash="e" * 32), cache, HERE, Observer())
+    assert caught.value.hint == ""
 
 
 # What it writes
 
 
 class Clock:
-    """A pool whose jobs find one kernel each, at the same hash."""
+    """A pool whose jobs find one kernel each, at the same hash, until one fails."""
 
-    def __init__(self, error: str = "") -> None:
+    def __init__(self) -> None:
         self.asked: list[TuneJob] = []
-        self.error = error
+        self.found: list[dict[str, Any]] = [FOUND]
+        self.error, self.fails_at = "", 1
+        self.meanwhile: Callable[[], object] = lambda: None
 
     def __call__(self, jobs: int) -> Clock:
         assert jobs == 1, "nothing may run beside it"
@@ -151,9 +160,10 @@ class Clock:
 
     def receive(self) -> Reply:
         job = self.asked[-1]
-        if self.error:
+        self.meanwhile()
+        if self.error and len(self.asked) == self.fails_at:
             return Reply(job.id, 1.0, error=self.error, detail="all of it")
-        return Reply(job.id, 1.0, result={"kernels": [dict(FOUND)]})
+        return Reply(job.id, 1.0, result={"kernels": [dict(kernel) for kernel in self.found]})
 
 
 @pytest.fixture
@@ -164,12 +174,13 @@ def clock(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-def test_the_record(cache: Cache, plan: Plan, on_gpu: Target, clock: Clock, tmp_path: Path) -> None:
-    """It names all units that the kernel was found in, and keeps what was there."""
+def test_the_record(cache: Cache, plan: Plan, on_gpu: Target, clock: Clock) -> None:
+    """It names all units that the kernel was found in, and keeps what was found in others."""
     name, old = tuning.file_name(on_gpu), tuning.Entry("old", FAST, 1.0, RULES, 2.0, ("u",))
-    before = msgspec.structs.replace(tuning.empty(on_gpu), kernels={"old": old})
+    gone = msgspec.structs.replace(old, units=(plan.units[0].scope,))
+    before = msgspec.structs.replace(tuning.empty(on_gpu), kernels={"old": old, "gone": gone})
     cache.update_tuning(name, lambda data: tuning.encode(before))
-    tuned = tune.tune(published(cache, plan, target=on_gpu), cache, HERE, Observer(), tmp_path / "mine.json")
+    tuned = tune.tune(published(cache, plan, target=on_gpu), cache, HERE, Observer())
     entry = msgspec.convert(
         {**{k: v for k, v in FOUND.items() if k != "hash"}, "units": sorted({unit.scope for unit in plan.units})},
         tuning.Entry,
@@ -181,10 +192,7 @@ def test_the_record(cache: Cache, plan: Plan, on_gpu: Target, clock: Clock, tmp_
         str(cache.layout.tuning / name),
     )
     assert [job.text for job in clock.asked] == [unit.text or unit.piece.text for unit in plan.units]
-    data = cache.tuning(name)
-    assert data is not None
-    assert tuning.decode(data, "it").kernels == {"old": old, "aa": entry}
-    assert (tmp_path / "mine.json").read_bytes() == data
+    assert tuning.stored(cache, on_gpu).kernels == {"old": old, "aa": entry}
     taken, _ = tuning.find("auto", cache, on_gpu)
     assert taken is not None
     assert all(taken.apply(unit).told()["autotune_lookup_table"] == {"aa": FAST} for unit in plan.units)
@@ -193,12 +201,54 @@ def test_the_record(cache: Cache, plan: Plan, on_gpu: Target, clock: Clock, tmp_
 def test_a_damaged_record_is_found_out_first(cache: Cache, plan: Plan, on_gpu: Target, clock: Clock) -> None:
     cache.update_tuning(tuning.file_name(on_gpu), lambda data: b"{}")
     with pytest.raises(DamagedError, match="is not a tuning record"):
-        tune.tune(published(cache, plan, target=on_gpu), cache, HERE, Observer(), None)
+        tune.tune(published(cache, plan, target=on_gpu), cache, HERE, Observer())
     assert not clock.asked
 
 
 def test_a_piece_that_does_not_compile(cache: Cache, plan: Plan, on_gpu: Target, clock: Clock) -> None:
-    clock.error = "RuntimeError: no kernel image"
-    with pytest.raises(CompileError, match=f"{plan.units[0].label} does not compile: RuntimeError: no kernel image"):
-        tune.tune(published(cache, plan, target=on_gpu), cache, HERE, Observer(), None)
-    assert cache.tuning(tuning.file_name(on_gpu)) is None
+    """What was timed before stays."""
+    clock.error, clock.fails_at = "RuntimeError: no kernel image", 2
+    with pytest.raises(CompileError, match=f"{plan.units[1].label} does not compile: RuntimeError: no kernel image"):
+        tune.tune(published(cache, plan, target=on_gpu), cache, HERE, Observer())
+    (entry,) = tuning.stored(cache, on_gpu).kernels.values()
+    assert entry.units == (plan.units[0].scope,)
+
+
+def test_no_kernels(cache: Cache, plan: Plan, on_gpu: Target, clock: Clock) -> None:
+    """No record is written, and one that is there is kept to what is still found."""
+    artifact, clock.found = published(cache, plan, target=on_gpu), []
+    assert tune.tune(artifact, cache, HERE, Observer()).record == ""
+    assert cache.tuning(tuning.file_name(on_gpu)) == []
+    old = tuning.Entry("old", FAST, 1.0, RULES, 2.0, ("u", plan.units[0].scope))
+    before = msgspec.structs.replace(tuning.empty(on_gpu), kernels={"old": old})
+    cache.update_tuning(tuning.file_name(on_gpu), lambda data: tuning.encode(before))
+    found = tune.tune(artifact, cache, HERE, Observer())
+    assert found.record == str(cache.layout.tuning / tuning.file_name(on_gpu))
+    assert tuning.stored(cache, on_gpu).kernels == {"old": msgspec.structs.replace(old, units=("u",))}
+
+
+def test_one_at_a_time(cache: Cache, plan: Plan, on_gpu: Target, clock: Clock) -> None:
+    """On one kind of GPU: a second one says that it waits."""
+    artifact, name, seen = published(cache, plan, target=on_gpu), tuning.lock_name(on_gpu), []
+    assert name == "tune.nvidia-h200-sm_90"
+
+    def try_it() -> None:
+        with cache.try_lock(name) as held:
+            seen.append(held)
+
+    clock.meanwhile = try_it
+    tune.tune(artifact, cache, HERE, Observer())
+    assert seen == [False] * len(plan.units)
+
+    class Notes(Observer):
+        def __init__(self) -> None:
+            self.notes: list[str] = []
+
+        def note(self, text: str) -> None:
+            self.notes.append(text)
+            release.close()
+
+    clock.meanwhile, notes, release = lambda: None, Notes(), ExitStack()
+    release.enter_context(cache.lock(name))
+    tune.tune(artifact, cache, HERE, notes)
+    assert notes.notes == ["waiting for another `fxc tune` on such a GPU"]

@@ -58,12 +58,32 @@ def test_the_order_in_which_kernels_were_timed_is_not_in_the_digest() -> None:
     assert one.digest != record(aa=entry("u")).digest
 
 
+def test_only_what_builds_take_is_in_the_digest() -> None:
+    """The same outcome of another run misses nothing."""
+    one = record(aa=entry("u", "v"))
+    again = entry("v", "u", name="triton_poi_fused_relu_7", us=2.4, rules={**RULES, "num_warps": 8}, rules_us=None)
+    assert record(aa=again, bb=entry()).digest == one.digest
+    others = [
+        record(bb=entry("u", "v")), record(aa=entry("u")), record(aa=entry("u", "v", configuration=RULES)), record(),
+    ]  # fmt: skip
+    assert len({one.digest, *(other.digest for other in others)}) == 5
+    assert (record().digest, record(aa=entry()).digest) == ("", "")
+
+
 def test_merge() -> None:
-    """The later time counts, and a kernel keeps the units that it was found in before."""
+    """The later time counts, and a kernel keeps the other units that it was found in before."""
     old, new = record(aa=entry("u1", "u3"), bb=entry("u1")), record(aa=entry("u2", us=2.0), cc=entry("u2"))
     found = old.merged(new)
     assert found.kernels == {"aa": entry("u1", "u2", "u3", us=2.0), "bb": entry("u1"), "cc": entry("u2")}
     assert old.merged(tuning.empty(H200)) == old
+
+
+def test_what_is_no_longer_found_in_a_unit_goes() -> None:
+    """As when a release of torch writes other kernels for it."""
+    old = record(aa=entry("u1", "u2"), bb=entry("u1"), cc=entry("u2"))
+    assert old.without({"u1"}) == record(aa=entry("u2"), cc=entry("u2"))
+    assert old.merged(record(dd=entry("u1"))) == record(aa=entry("u2"), cc=entry("u2"), dd=entry("u1"))
+    assert old.without({"u1", "u2"}) == record()
 
 
 BAD: dict[str, tuple[str, str, str]] = {
@@ -112,6 +132,26 @@ def test_find(tmp_path: Path) -> None:
     assert tuning.find("auto", cache, H200) == (one, one.digest)
     assert tuning.find("auto", cache, here()) == (None, None), "a CPU has none"
     assert tuning.find("auto", cache, msgspec.structs.replace(H200, torch="2.13.0")) == (None, None)
+    cache.update_tuning(tuning.file_name(H200), lambda data: tuning.encode(record()))
+    assert tuning.find("auto", cache, H200) == (None, None), "it holds nothing"
+    file.write_bytes(tuning.encode(record()))
+    assert tuning.find(str(file), cache, H200) == (record(), ""), "as built without a record"
+
+
+def test_the_records_of_all_places(tmp_path: Path) -> None:
+    """Own times stand over those of a read-only place, which say the rest; damage is reported where it is."""
+    base, name = Cache.open(tmp_path / "base"), tuning.file_name(H200)
+    base.update_tuning(name, lambda data: tuning.encode(record(aa=entry("u1", "u2"), bb=entry("u3"))))
+    cache = Cache.open(tmp_path / "own", {"FXC_CACHE_PATH": str(tmp_path / "base")})
+    own = {**FAST, "num_warps": 8}
+    cache.update_tuning(name, lambda data: tuning.encode(record(aa=entry("u2", configuration=own), cc=entry("u3"))))
+    both = record(aa=entry("u1", "u2", configuration=own), cc=entry("u3"))
+    assert tuning.find("auto", cache, H200) == (both, both.digest)
+    base.update_tuning(name, lambda data: b"{}")
+    path = base.layout.tuning / name
+    with pytest.raises(DamagedError, match=f"^{path} is not a tuning record") as damaged:
+        tuning.find("auto", cache, H200)
+    assert damaged.value.hint == "take its place out of FXC_CACHE_PATH, or remove it"
 
 
 OTHERS = {

@@ -43,12 +43,12 @@ RECORD = records.find("h200")
 Compile = Callable[..., Reply]
 
 
-@pytest.fixture
-def job(cache: Path, tmp_path: Path) -> Callable[..., CompileJob]:
+@pytest.fixture(scope="module")
+def job(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., CompileJob]:
     def make(kind: type[CompileJob], options: dict[str, Any]) -> CompileJob:
         return kind(
             id=0, label="piece", text=PIECE, dims={"n": (1, 4096, 1021)}, target=records.target(RECORD),
-            options=options, ops=UserOps(), directory=str(tmp_path), fast=False, record=RECORD,
+            options=options, ops=UserOps(), directory=str(tmp_path_factory.mktemp("job")), fast=False, record=RECORD,
             scratch=str(Cache.open(cache).scratch("compiler")),
         )  # fmt: skip
 
@@ -71,12 +71,8 @@ def compiled(job: Callable[..., CompileJob]) -> Compile:
 
 
 @pytest.fixture(scope="module")
-def timed() -> dict[str, Entry]:
-    """What the job found, once it ran."""
-    return {}
-
-
-def test_candidates_are_timed(job: Callable[..., CompileJob], timed: dict[str, Entry]) -> None:
+def timed(job: Callable[..., CompileJob]) -> dict[str, Entry]:
+    """What a job found, by hash."""
     script = Path(__file__).with_name("fake_clock.py")
     done = subprocess.run(
         [sys.executable, "-P", script],
@@ -84,9 +80,11 @@ def test_candidates_are_timed(job: Callable[..., CompileJob], timed: dict[str, E
         env=environment(os.environ), capture_output=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
-    for entry in json.loads(done.stdout)["kernels"]:
-        name = entry.pop("hash")
-        timed[name] = msgspec.convert({**entry, "units": ()}, Entry)
+    found = {entry.pop("hash"): {**entry, "units": ("u",)} for entry in json.loads(done.stdout)["kernels"]}
+    return msgspec.convert(found, dict[str, Entry])
+
+
+def test_candidates_are_timed(timed: dict[str, Entry]) -> None:
     assert {"_".join(entry.name.split("_")[:2]) for entry in timed.values()} == {
         "triton_per",
         "triton_red",
