@@ -1,4 +1,6 @@
-"""Every private name of torch that building uses, and nothing else. Checked with 2.11, 2.13, 2.14 and 2.15."""
+"""Every private name of torch that building uses, but for those of `_torch_tuning`, and nothing else. Checked with
+2.11, 2.13, 2.14 and 2.15.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ from torch.utils import _pytree
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from fxc import _torch_tuning
 from fxc.host_compiler import HostCompiler
-from fxc.kernel_choice import Choices, Stopwatch
 from fxc.machine import compiler_version
 from fxc.target import Target
 
@@ -182,10 +184,8 @@ def compile_graph(
     )  # fmt: skip
     cpp_builder.run_compile_cmd = host
     if target.device == "cuda":
-        from torch._inductor.runtime import triton_heuristics
-
         _keep_registers()
-        _choices.watch(triton_heuristics)
+        _torch_tuning.watch(required="autotune_lookup_table" in options)
     # Inductor asks whether the compiler knows an extension by loading what it makes in a new Python that imports torch:
     # seconds for each, and the CPU was asked already.
     cpu_vec_isa.VecISA.check_build = lambda self, code: host.accepts(self.build_arch_flags().split(), code)  # type: ignore[method-assign]
@@ -207,24 +207,6 @@ def _keep_registers() -> None:
     CachingAutotuner._create_compile_options = options  # type: ignore[method-assign, assignment]
 
 
-_choices = Choices()
-_stopwatch = Stopwatch()
-
-
-def time_kernels() -> None:
-    """Have Inductor time all candidates of each kernel that this process compiles."""
-    from torch._inductor.runtime import triton_heuristics
-
-    _stopwatch.start(triton_heuristics)
-
-
-def timed_kernels() -> list[dict[str, Any]]:
-    """What that has given, as `Stopwatch.results`."""
-    from torch._inductor.runtime import triton_heuristics
-
-    return list(_stopwatch.results(triton_heuristics))
-
-
 def compiled_kernels() -> Iterator[dict[str, Any]]:
     """Every kernel that this process has compiled: `name`, `cubin`, `warps`, `shared` (bytes that a launch asks for),
     `chosen` and `hash` as of `Choice`."""
@@ -236,7 +218,7 @@ def compiled_kernels() -> Iterator[dict[str, Any]]:
             "cubin": Path(str(params["cubin_path"])),
             "warps": int(params["num_warps"]),
             "shared": int(params["shared_mem"]),
-            **_choices.of(key)._asdict(),
+            **_torch_tuning.choice(key)._asdict(),
         }
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fxc.errors import CompileError, ProofError
+from fxc.errors import CompileError, FxcError, IncompatibleError, ProofError
 from fxc.jobs import Reply
 
 if TYPE_CHECKING:
     from fxc.lower import Unit
 
 
-def failure(unit: Unit, reply: Reply, checking: bool) -> CompileError | ProofError:
+def failure(unit: Unit, reply: Reply, checking: bool) -> FxcError:
     """The error for a job that failed; its `detail` is what `-v` shows."""
-    error: CompileError | ProofError
-    if not checking:
+    error: FxcError
+    _, _, lacking = reply.error.partition("IncompatibleError: ")
+    if lacking and not checking:
+        error = IncompatibleError(lacking, "take another torch; with this one `--tuning none` builds")
+    elif not checking:
         error = CompileError(
             f"{unit.label} does not compile: {reply.error}", "`-v` shows all that the compiler printed"
         )

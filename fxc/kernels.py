@@ -20,7 +20,7 @@ class Compiled(NamedTuple):
     shared: int
     """Bytes of shared memory that a launch asks for."""
     chosen: str
-    """What decided on its configuration: rules, tuned or clock."""
+    """What decided on its configuration: rules, tuned, clock or unknown."""
     hash: str = ""
     """What a tuning record calls it."""
 

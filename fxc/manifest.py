@@ -126,9 +126,9 @@ class Kernel(_Record, frozen=True):
     """Bytes of shared memory of a block."""
     warps: int
     """Of a block."""
-    chosen: Literal["rules", "tuned", "clock"] = "rules"
-    """What decided on its configuration: Inductor's rules, a tuning record, or times measured in this build. Kernels of
-    fxc's ops are by rules."""
+    chosen: Literal["rules", "tuned", "clock", "unknown"] = "rules"
+    """What decided on its configuration: Inductor's rules, a tuning record, or times measured in this build; unknown
+    where this torch does not let itself be watched. Kernels of fxc's ops are by rules."""
     hash: str = ""
     """What a tuning record would call it; empty for what Inductor does not look for there. Reductions that several
     blocks share have one, too, and are in no record."""

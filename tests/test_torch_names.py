@@ -1,4 +1,4 @@
-"""Every private name of torch that is in use, read from the text of the two modules that may use them.
+"""Every private name of torch that is in use, read from the text of the three modules that may use them.
 
 A new release that drops one, or changes what it takes, fails here by name, before anything fails in the middle of a
 build.
@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from fxc import _torch_build, _torch_run
-from tests.test_boundaries import TREES, imports, is_private, torch_names
+from fxc import _torch_build, _torch_run, _torch_tuning
+from tests.test_boundaries import PRIVATE_TORCH, TREES, imports, is_private, torch_names
 
 OPTIONAL = {
     "torch._inductor.fx_passes.freezing_patterns", "torch._inductor.fx_passes.serialized_patterns",
@@ -48,7 +48,7 @@ def reach(name: str) -> Any:
     return value
 
 
-@pytest.mark.parametrize("name", sorted(used("fxc._torch_build") | used("fxc._torch_run")))
+@pytest.mark.parametrize("name", sorted(set().union(*map(used, PRIVATE_TORCH))))
 def test_a_private_name_is_there(name: str) -> None:
     reach(name)
 
@@ -56,6 +56,12 @@ def test_a_private_name_is_there(name: str) -> None:
 @pytest.mark.parametrize("name", _torch_run.NAMES)
 def test_a_name_that_is_looked_up_at_load_is_there(name: str) -> None:
     assert _torch_run.find(name) is not None, f"torch {torch.__version__} has no {name}, which loading needs"
+
+
+def test_what_tuning_looks_up_is_there() -> None:
+    from torch._inductor.runtime import triton_heuristics
+
+    assert _torch_tuning.missing(triton_heuristics) == []
 
 
 SIGNATURES: dict[str, tuple[str, ...]] = {

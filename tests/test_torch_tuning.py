@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -9,8 +10,12 @@ from typing import Any
 
 import pytest
 
-from fxc.errors import CompileError
-from fxc.kernel_choice import HEURISTICS, Choice, Choices, Stopwatch
+from fxc import _torch_tuning
+from fxc._torch_tuning import HEURISTICS, Choice, Choices, Stopwatch
+from fxc.errors import CompileError, IncompatibleError
+from fxc.job_errors import failure
+from fxc.jobs import Reply
+from tests.test_lower import made
 
 
 class Config:
@@ -81,7 +86,7 @@ def test_rules_a_clock_or_a_record() -> None:
     assert chosen(inductor(table)) == ("tuned", hash)
     assert chosen(inductor(table), deterministic=False, coordinate_descent_tuning=True) == ("tuned", hash)
     assert chosen(inductor(), SimpleNamespace(__name__="norm", src="def norm(): pass")) == ("rules", "")
-    assert Choices().of("unheard") == ("rules", "")
+    assert Choices().of("unheard") == ("unknown", "")
 
 
 def test_what_a_record_says_stays_as_it_is() -> None:
@@ -158,3 +163,61 @@ def test_a_kernel_that_never_ran_is_left_out() -> None:
     watch.start(module)
     decorated(module)
     assert list(watch.results(module)) == []
+
+
+# A torch that lacks something
+
+
+def without(*names: str) -> Any:
+    """Inductor's own module, but for some names in it."""
+    from torch._inductor.runtime import triton_heuristics
+
+    return SimpleNamespace(**{name: value for name, value in vars(triton_heuristics).items() if name not in names})
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _torch_tuning.missing(without()) == []
+    assert _torch_tuning.missing(without("lookup_autotune_config", "TRITON_MAX_BLOCK")) == [
+        "TRITON_MAX_BLOCK.get", "lookup_autotune_config",
+    ]  # fmt: skip
+    other = without()
+    other.lookup_autotune_config = lambda hints, fn: None
+    other.CachingAutotuner = type("CachingAutotuner", (), {"__init__": lambda self, configs: None})
+    assert _torch_tuning.missing(other) == ["CachingAutotuner.save_gpu_kernel", "lookup_autotune_config(size_hints)"]
+
+    class Renamed(other.CachingAutotuner):  # type: ignore[misc]
+        def __init__(self, configs: Any) -> None:
+            self.configs = self.coordesc_tuner = self.custom_kernel = self.deterministic_mode = configs
+            self.fn = self.meta = self.launchers = self.size_hints = None
+
+        def save_gpu_kernel(self, stream: Any, launcher: Any) -> None:
+            pass
+
+    other = without()
+    other.CachingAutotuner = Renamed
+    assert _torch_tuning.missing(other) == ["CachingAutotuner().inductor_meta"]
+    monkeypatch.setattr(_torch_tuning, "META", ("kernel_name", "autotune_slowly"))
+    assert _torch_tuning.missing(without()) == ['inductor_meta["autotune_slowly"]']
+
+
+@pytest.fixture
+def lacking(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A process whose torch lacks something, and what is said then."""
+    monkeypatch.setattr(_torch_tuning, "inductor", functools.cache(_torch_tuning.inductor.__wrapped__))
+    monkeypatch.setattr(_torch_tuning, "missing", lambda heuristics: ["lookup_autotune_config"])
+    return "kernels cannot be tuned with torch .*: its Inductor lacks lookup_autotune_config"
+
+
+def test_an_ordinary_build_goes_on(lacking: str) -> None:
+    _torch_tuning.watch(required=False)
+    assert _torch_tuning.choice("triton_poi_fused_relu_0") == ("unknown", "")
+
+
+def test_tuning_and_a_build_with_a_record_do_not(lacking: str) -> None:
+    with pytest.raises(IncompatibleError, match=lacking) as caught:
+        _torch_tuning.watch(required=True)
+    with pytest.raises(IncompatibleError, match=lacking):
+        _torch_tuning.time_kernels()
+    error = failure(made(), Reply(0, 1.0, error=f"IncompatibleError: {caught.value}"), checking=False)
+    assert (type(error), error.message) == (IncompatibleError, caught.value.message)
+    assert error.hint == "take another torch; with this one `--tuning none` builds"

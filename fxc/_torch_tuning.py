@@ -1,17 +1,24 @@
-"""Who chooses the configuration of a kernel: Inductor's rules, a tuning record, or a clock, and what that has measured.
+"""Who chooses the configuration of a kernel: Inductor's rules, a tuning record, or a clock, and what that has measured;
+with every private name of torch that this takes, which a build without a record can do without.
 
-Works on Inductor's module `runtime.triton_heuristics`, which `_torch_build` hands over. A kernel is an object of its
-CachingAutotuner, made of the kernel's source, its size hints and candidates; it times these when it is first called,
-which AOTInductor does while it compiles. Checked with 2.11, 2.13 and 2.14.
+A kernel is an object of Inductor's CachingAutotuner, made of the kernel's source, its size hints and candidates; it
+times these when it is first called, which AOTInductor does while it compiles. Checked with 2.11, 2.13 and 2.14.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import inspect
 import math
 from collections.abc import Callable, Iterator
+from importlib.abc import InspectLoader
+from operator import attrgetter
 from typing import Any, NamedTuple
 
-from fxc.errors import CompileError
+import torch
+
+from fxc.errors import CompileError, IncompatibleError
 
 HEURISTICS = ("pointwise", "reduction", "persistent_reduction")
 """What makes the candidates of kernels that Inductor writes itself."""
@@ -29,11 +36,73 @@ LEAST = {"XBLOCK": "min_xblock", "R0_BLOCK": "min_rblock"}
 """Bounds that Inductor may ask of a kernel's blocks, from 2.14 on."""
 
 
+_GIVEN = ("size_hints", "triton_meta", "inductor_meta", "return_configs")
+NAMES: dict[str, tuple[str, ...]] = {
+    "CachingAutotuner.__init__": ("configs",),
+    "CachingAutotuner.save_gpu_kernel": ("stream", "launcher"),
+    "CoordescTuner.lookup_in_cache": ("config",),
+    "TRITON_MAX_BLOCK.get": (),
+    "generate_lookup_hash_from_source_code": ("size_hints_str", "source_code"),
+    "lookup_autotune_config": ("size_hints", "fn"),
+    **dict.fromkeys(HEURISTICS, _GIVEN),
+}
+"""What is used of `torch._inductor.runtime.triton_heuristics`, and what that must take."""
+FIELDS = (
+    "configs", "coordesc_tuner", "custom_kernel", "deterministic_mode", "fn", "inductor_meta", "launchers",
+    "size_hints",
+)  # fmt: skip
+"""What a CachingAutotuner makes of itself."""
+META = ("kernel_name", *sorted({*TIMED, *UNTIMED}))
+"""What Inductor's generated code says of a kernel in `inductor_meta`."""
+META_OF = "torch._inductor.codegen.triton"
+
+
+def missing(heuristics: Any) -> list[str]:
+    """What Inductor's module lacks of all this."""
+    found = []
+    for name, parameters in NAMES.items():
+        try:
+            value = attrgetter(name)(heuristics)
+        except AttributeError:
+            found.append(name)
+            continue
+        takes = inspect.signature(value).parameters if parameters else {}
+        found += [f"{name}({parameter})" for parameter in parameters if parameter not in takes]
+    if not found:
+        fields = heuristics.CachingAutotuner.__init__.__code__.co_names
+        found += [f"CachingAutotuner().{field}" for field in FIELDS if field not in fields]
+    text = _source(META_OF)
+    return found + [f'inductor_meta["{key}"]' for key in META if text and f'"{key}"' not in text]
+
+
+def _source(module: str) -> str:
+    """Its text, without importing it; empty where it has none."""
+    spec = importlib.util.find_spec(module)
+    loader = spec.loader if spec else None
+    return (loader.get_source(module) or "") if isinstance(loader, InspectLoader) else ""
+
+
+@functools.cache
+def inductor() -> Any:
+    """Inductor's module of heuristics. Asked before any of it is changed.
+
+    Raises:
+        IncompatibleError: names what it lacks.
+    """
+    from torch._inductor.runtime import triton_heuristics
+
+    if lacks := missing(triton_heuristics):
+        raise IncompatibleError(
+            f"kernels cannot be tuned with torch {torch.__version__}: its Inductor lacks {', '.join(lacks)}"
+        )
+    return triton_heuristics
+
+
 class Choice(NamedTuple):
     """How a kernel came to its configuration."""
 
-    chosen: str = "rules"
-    """`rules`, `tuned` or `clock`."""
+    chosen: str = "unknown"
+    """`rules`, `tuned` or `clock`; `unknown` where Inductor cannot be watched."""
     hash: str = ""
     """What a tuning record calls it; empty for a kernel that Inductor does not look for there."""
 
@@ -51,7 +120,11 @@ class Choices:
         return self._by_name.get(kernel, Choice())
 
     def watch(self, heuristics: Any) -> None:
-        """Note it from now on; and leave what a tuning record says as it is."""
+        """Note it from now on; and leave what a tuning record says as it is.
+
+        Args:
+            heuristics: Inductor's module.
+        """
         tuner = heuristics.CachingAutotuner
         begin, save = tuner.__init__, tuner.save_gpu_kernel
 
@@ -179,3 +252,44 @@ def _sayable(config: Any) -> bool:
 def _us(milliseconds: float | None) -> float | None:
     """None for what was not timed, and for what Inductor calls infinite."""
     return round(milliseconds * 1e3, 3) if milliseconds is not None and math.isfinite(milliseconds) else None
+
+
+_choices = Choices()
+_stopwatch = Stopwatch()
+
+
+def watch(required: bool) -> None:
+    """Have how each kernel of this process comes to its configuration noted.
+
+    Args:
+        required: whether there is a tuning record. Without one what torch lacks leaves choices unknown.
+
+    Raises:
+        IncompatibleError: names what it lacks.
+    """
+    try:
+        heuristics = inductor()
+    except IncompatibleError:
+        if required:
+            raise
+        return
+    _choices.watch(heuristics)
+
+
+def choice(kernel: str) -> Choice:
+    """What that has noted of a kernel, by the name that Inductor gave it."""
+    return _choices.of(kernel)
+
+
+def time_kernels() -> None:
+    """Have Inductor time all candidates of each kernel that this process compiles.
+
+    Raises:
+        IncompatibleError: this torch lacks something; names it.
+    """
+    _stopwatch.start(inductor())
+
+
+def timed_kernels() -> list[dict[str, Any]]:
+    """What that has given, as `Stopwatch.results`."""
+    return list(_stopwatch.results(inductor()))
