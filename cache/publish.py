@@ -86,11 +86,22 @@ def _install(
             full = _keep(base.artifacts / manifest.hash, new, full, copy_file)
         if found is None or full != manifest:
             found = Artifact(place, full, encode(full))
+        elif not found.signature:
+            found = _with_signature(found, place)
         write_file(new / MANIFEST, found.data)
         if found.signature:
             write_file(new / SIGNATURE, found.signature)
         install(new, place)
     return msgspec.structs.replace(found, path=place)
+
+
+def _with_signature(found: Artifact, place: Path) -> Artifact:
+    """With that of the same manifest in the cache: what comes without one is no reason to lose it."""
+    try:
+        old = Artifact.open(place)
+    except (CacheMissError, DamagedError, IncompatibleError):
+        return found
+    return msgspec.structs.replace(found, signature=old.signature) if old.data == found.data else found
 
 
 def sign(artifact: Artifact, key: Path, stage: Path) -> Artifact:

@@ -105,7 +105,7 @@ def check_cache(layout: Layout, trust: Trust) -> None:
         UntrustedError: others own or may write it, or a folder above it.
     """
     if trust.owner:
-        for path in (layout.root, layout.artifacts, layout.binaries, layout.index):
+        for path in (layout.root, layout.artifacts, layout.binaries, layout.index, layout.tuning):
             check_place(path)
 
 

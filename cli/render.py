@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,10 @@ def line(text: str) -> None:
 
 def json_object(value: Any) -> None:
     """The one JSON object on stdout; `value` is plain data or a struct."""
-    streams.write(msgspec.json.encode(value).decode() + "\n")
+    text = msgspec.json.encode(value).decode()
+    if not text.isascii() and (sys.stdout.encoding or "").lower().replace("-", "") != "utf8":
+        text = json.dumps(msgspec.json.decode(text), separators=(",", ":"))
+    streams.write(text + "\n")
 
 
 def console() -> Console:

@@ -18,7 +18,7 @@ import msgspec
 
 from fxc import choose, executors, identity, machine, records, target_build
 from fxc import tuning as tunings
-from fxc.cache import Cache
+from fxc.cache import Artifact, Cache
 from fxc.errors import CacheIOError, CompileError, FxcError, SpecError, UsageError
 from fxc.manifest import Manifest, PassReport, Proof, Unproved
 from fxc.progress import Observer
@@ -230,11 +230,11 @@ class _Build:
         with self.cache.use(hash):
             if not identity.intact(self.cache, hash, self.place, self.order.prove, verified=verified):
                 return None
-            manifest = self.cache.artifact(hash).manifest
+            artifact = self.cache.artifact(hash)
             self.cache.touch(hash)
             if not self.passes:
-                self._prefer(manifest)
-            return self._result(manifest, True, {"compiled": 0, "reused": len(manifest.binaries)})
+                self._prefer(artifact.manifest)
+            return self._result(artifact, True, {"compiled": 0, "reused": len(artifact.manifest.binaries)})
 
     def _prefer(self, manifest: Manifest) -> None:
         """Have model.yaml mean for loads what this build gave, and not the same with another tuning record."""
@@ -261,7 +261,7 @@ class _Build:
         self.observer.phase("publish")
         at = time.perf_counter()
         manifest = _manifest(plan, lowered, rehearsal, {**self.seconds, "total": at - self.start})
-        self.cache.publish(
+        artifact = self.cache.publish(
             manifest, self.place.directory, plan.files, lowered.binaries, world_size=self.place.world_size,
             direct=() if self.passes else factors,
         )  # fmt: skip
@@ -269,7 +269,7 @@ class _Build:
             identity.remember(self.cache, direct, manifest)
         self.seconds["publish"] = time.perf_counter() - at
         self.observer.phase_done("publish", self.seconds["publish"])
-        return self._result(manifest, False, {"compiled": lowered.compiled, "reused": lowered.reused})
+        return self._result(artifact, False, {"compiled": lowered.compiled, "reused": lowered.reused})
 
     def _plan(self) -> Plan:
         self.observer.phase("trace")
@@ -318,12 +318,13 @@ class _Build:
             self.observer.phase_done(phase, self.seconds[phase])
         return lowered
 
-    def _result(self, manifest: Manifest, hit: bool, binaries: dict[str, int]) -> BuildResult:
+    def _result(self, artifact: Artifact, hit: bool, binaries: dict[str, int]) -> BuildResult:
+        manifest = artifact.manifest
         phases = dict.fromkeys(("trace", "partition", "compile", "prove", "publish"), 0.0) | self.seconds
         pieces = [piece for step in manifest.pieces.values() for piece in step]
         return BuildResult(
             hash=manifest.hash,
-            path=str(self.cache.artifact(manifest.hash).path),
+            path=str(artifact.path),
             hit=hit,
             pieces=len(pieces),
             unique_pieces=len({piece.unique for piece in pieces if piece.kind == "compiled"}),

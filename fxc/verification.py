@@ -105,19 +105,24 @@ def verify(artifact: Artifact, cache: Cache, directory: Path | None, jobs: int, 
         manifest.target, machine.here(manifest.target.device), machine.needs_of(manifest), machine.libraries()
     )
     wanted, texts = read(artifact)
-    places = {Path(name).stem: name for rank in manifest.ranks.values() for name in rank.files if name.endswith(".so")}
+    places = {  # ranks may have other bytes under one key
+        (Path(name).stem, file.sha256): name
+        for rank in manifest.ranks.values()
+        for name, file in rank.files.items()
+        if name.endswith(".so")
+    }
     if not places:  # level 0
         return manifest
     observer.phase("prove")
     observer.binaries(len(places), 0)
     found: dict[str, Binary] = {}
     with tempfile.TemporaryDirectory() as scratch, Pool(jobs) as pool:
-        waiting, running, numbers = list(places), dict[int, str](), itertools.count()
+        waiting, running, numbers = list(places.items()), dict[int, str](), itertools.count()
         while waiting or running:
             while waiting and len(running) < jobs:
-                key, number = waiting.pop(), next(numbers)
+                ((key, _), name), number = waiting.pop(), next(numbers)
                 running[number] = key
-                pool.send(_job(number, artifact, places[key], wanted[key], texts, directory, Path(scratch), jobs))
+                pool.send(_job(number, artifact, name, wanted[key], texts, directory, Path(scratch), jobs))
             reply = pool.receive()
             key = running.pop(reply.id)
             what = f"{wanted[key].label} of artifact {manifest.hash}"

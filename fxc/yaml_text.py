@@ -10,6 +10,9 @@ from typing import Any
 from fxc.convert import shown
 from fxc.errors import SpecError
 
+VALUES = 100_000
+"""As many can stand in a document."""
+
 
 def read(text: str, where: str) -> Any:
     """The one document in `text`; None where there is none.
@@ -20,7 +23,8 @@ def read(text: str, where: str) -> Any:
     import yaml  # here, since a server that loads a program reads no YAML
 
     try:
-        return yaml.load(text, Loader=_loader())
+        document = yaml.load(text, Loader=_loader())
+        size = _size(document, where, {})
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
@@ -29,6 +33,35 @@ def read(text: str, where: str) -> Any:
         raise SpecError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise SpecError(f"{where}: nested too deeply") from None
+    if size > VALUES:
+        raise SpecError(f"{where}: {size} values, aliases counted at each use, expected at most {VALUES}")
+    return document
+
+
+def _size(value: Any, where: str, known: dict[int, int]) -> int:
+    """Values in it, what an alias stands for counted at each use, but for one inside itself.
+
+    Raises:
+        SpecError: some text in it is none.
+    """
+    if isinstance(value, str) and not is_text(value):
+        raise SpecError(f"{where}: {shown(value)} is not text: half of a surrogate pair")
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = 1
+        entries = [*value, *value.values()] if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_size(entry, where, known) for entry in entries)
+    return known[id(value)]
+
+
+def is_text(value: str) -> bool:
+    """Whether it can be written as UTF-8."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_plain(value: Any, key: str, where: str, depth: int = 0) -> None:

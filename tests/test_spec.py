@@ -245,6 +245,10 @@ def test_overrides_that_cannot_be_read(file: Path, override: str, message: str) 
         ("model: {target: a:b, args: &x {y: *x}}\ndevice: cpu\ninputs: {x: {shape: [], dtype: bool}}",
          "model.yaml: model: nested too deeply, expected at most 32 levels"),
         ("[" * 1000, "model.yaml: nested too deeply"),
+        ("a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
+            f"{new}: &{new} [{','.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)),
+         "model.yaml: 1234567909 values, aliases counted at each use, expected at most 100000"),
+        ('a: "\\ud800"', "model.yaml: '\\ud800' is not text: half of a surrogate pair"),
         ("a: 2020-99-99", "model.yaml: not YAML: month must be in 1..12"),
     ],
 )  # fmt: skip

@@ -27,7 +27,9 @@ def files(contents: Mapping[str, bytes]) -> Iterator[Path]:
     with ExitStack() as stack:
         try:
             place = LINKS if os.access(LINKS, os.W_OK) else None
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fxc-", dir=place)))
+            folder = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="fxc-", dir=place, ignore_cleanup_errors=True))
+            )
             for name, data in contents.items():
                 os.symlink(f"/proc/self/fd/{stack.enter_context(_sealed(name, data))}", folder / name)
         except OSError as error:

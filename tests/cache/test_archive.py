@@ -21,6 +21,7 @@ from fxc.manifest import encode, seal
 from .conftest import CODE, HASH, PIECE, make_binary, make_manifest
 from .test_binaries import hurt
 from .test_publish import tree
+from .test_trust import write_keys
 
 Member = tuple[tarfile.TarInfo, bytes]
 CODE_0, LIBRARY_0, LIBRARY_1 = (f"{HASH}/rank_0_0/transformed_code.py", f"{HASH}/rank_0_0/inductor/{PIECE}.so", f"{HASH}/rank_1_0/inductor/{PIECE}.so")  # fmt: skip
@@ -127,6 +128,14 @@ def test_packed_by_hand(artifact: Artifact, other: Cache, tmp_path: Path) -> Non
     assert take(other, tmp_path / "hand.tar").verify() == 4
     content = [member for member in reversed(members(tmp_path / "hand.tar")) if not member[0].isdir()]
     assert take(other, write(tmp_path / "reversed.tar", content)).verify() == 4
+
+
+def test_a_signature_stays_where_the_same_comes_without(file: Path, other: Cache, tmp_path: Path) -> None:
+    private, _ = write_keys(tmp_path, "key")
+    other.import_file(file, Trust())
+    signed = other.sign(other.artifact(HASH), private)
+    assert other.import_file(file, Trust()).signature == signed.signature != b""
+    assert other.artifact(HASH).signature == signed.signature
 
 
 def test_ranks_that_are_there_stay(file: Path, artifact: Artifact, other: Cache) -> None:

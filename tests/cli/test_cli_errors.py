@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,18 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 def test_every_error_class_has_its_exit_code() -> None:
     classes = {name: cls for name, cls in vars(errors).items() if isinstance(cls, type) and issubclass(cls, Exception)}
     assert {name: getattr(cls, "exit_code", None) for name, cls in classes.items()} == EXIT_CODES
+
+
+def test_arguments_that_are_not_text(fxc: Any) -> None:
+    told = fxc("build", "missing\udcff.yaml", "--json")
+    assert (told.code, told.json["error"]["message"]) == (2, "argument 'missing\\udcff.yaml' is not UTF-8")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_json_on_a_stream_of_any_encoding(encoding: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fxc", "build", "ä.yaml", "--json", "-q"]
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": encoding})
+    assert (done.returncode, json.loads(done.stdout)["error"]["message"]) == (2, "ä.yaml does not exist")
 
 
 @pytest.mark.parametrize(("name", "code"), EXIT_CODES.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 import fxc as library
 from fxc import verification
-from fxc.cache import Cache
-from fxc.errors import ProofError
+from fxc.cache import Cache, binaries
+from fxc.errors import CompileError, ProofError
+from fxc.manifest import decode, encode
 from fxc.progress import Observer
 
 MODEL = """from torch import nn
@@ -78,6 +80,29 @@ def test_a_binary_that_is_wrong(unverified: tuple[Path, str], monkeypatch: pytes
     monkeypatch.setattr(verification, "read", lambda artifact: (checked, other))
     with pytest.raises(ProofError, match=r"piece_0 n=1..32 of artifact \w+ does not equal eager: result 0 at n=1"):
         verification.verify(artifact, Cache.open(cache), None, 1, Observer())
+
+
+def test_ranks_with_other_bytes_run_each(unverified: tuple[Path, str], tmp_path: Path) -> None:
+    """Under one key, of one rank and of another."""
+    cache, hash = unverified
+    shutil.copytree(cache, tmp_path / "cache")
+    path = Cache.open(tmp_path / "cache").artifact(hash).path
+    shutil.copytree(path / "rank_0_0", path / "rank_1_0")
+    (library,) = (path / "rank_0_0").glob("*/*.so")
+    library.unlink()
+    library.write_bytes(b"not a library")
+    manifest = decode((path / "manifest.json").read_bytes(), "")
+    ranks = {}
+    for number, (name, rank) in enumerate((name, manifest.ranks["rank_0_0"]) for name in ("rank_0_0", "rank_1_0")):
+        files = (file for file in (path / name).rglob("*") if file.is_file())
+        measured = {str(file.relative_to(path)): binaries.measure(file) for file in files}
+        ranks[name] = msgspec.structs.replace(rank, rank=number, world_size=2, files=measured)
+    changed = msgspec.structs.replace(manifest, ranks=ranks, verified=False)
+    (path / "manifest.json").write_bytes(encode(changed))
+    place = Cache.open(tmp_path / "cache")
+    with pytest.raises(CompileError, match="does not run"):
+        verification.verify(place.artifact(hash), place, None, 1, Observer())
+    assert not place.artifact(hash).manifest.verified
 
 
 def test_it_names_what_it_runs(fxc: Any, tmp_path: Path) -> None:
