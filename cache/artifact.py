@@ -97,6 +97,17 @@ class Artifact(msgspec.Struct, frozen=True):
         """
         return self._intact(name, _checked_bytes)
 
+    @property
+    def must_be_signed(self) -> bool:
+        """Whether a signature was asked for: where it lies is not trusted."""
+        return self.trust is not None and bool(self.trust.keys)
+
+    def files_of(self, library: str) -> list[str]:
+        """Listed names of a binary: `rank_0_0/inductor/<key>.so` itself and, if it calls ops, the `.json` beside it."""
+        listed = self.manifest.ranks[library.partition("/")[0]].files
+        calls = f"{library.removesuffix('.so')}.json"
+        return [library, calls] if calls in listed else [library]
+
     def verify(self, rank_dir: str | None = None) -> int:
         """Check every listed file, of one rank or of all. Returns their number."""
         ranks = self.manifest.ranks if rank_dir is None else {rank_dir: self.manifest.ranks[rank_dir]}

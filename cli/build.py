@@ -43,7 +43,8 @@ def run(
         typer.Option("--target", metavar="NAME|FILE", help="Build for a GPU that is not here: see `fxc target ls`."),
     ] = None,
     march: Annotated[
-        str | None, typer.Option("--march", metavar="LEVEL", help="x86-64 level of host code; default: x86-64-v3.")
+        str | None,
+        typer.Option("--march", metavar="LEVEL", help="x86-64 level of host code around a GPU; default: x86-64-v3."),
     ] = None,
     tuning: Tuning = "auto",
     remote: RemoteOption = None,

@@ -150,9 +150,18 @@ def _job(
     return CheckJob(
         id=number, label=entry.label, text=texts[entry.piece], device=artifact.manifest.target.device,
         ops=user_ops(artifact, directory) if entry.custom_ops else UserOps(),
-        library=str((artifact.path / name).absolute()),
+        library=str(_library(artifact, name, place)),
         points=entry.points, lowest=entry.lowest, share=jobs, values=entry.values, directory=str(place),
     )  # fmt: skip
+
+
+def _library(artifact: Artifact, name: str, place: Path) -> Path:
+    """Where a binary is mapped from: where it lies, or in `place`, of this user alone, the bytes that were checked."""
+    if not artifact.must_be_signed:
+        return (artifact.path / name).absolute()
+    for file in artifact.files_of(name):
+        (place / Path(file).name).write_bytes(artifact.read(file))
+    return place / Path(name).name
 
 
 def _proved(binary: Binary, result: dict[str, list[dict[str, object]]]) -> Binary:

@@ -136,12 +136,11 @@ def _runners(artifact: Artifact, folder: str, device: torch.device) -> dict[str,
 def _runner(artifact: Artifact, library: str, device: torch.device) -> _torch_run.Piece:
     """Map a binary, each of its files read and checked before. The linker opens them again by their names: where a
     signature is asked for, since the place is not trusted, those of copies that nobody can change."""
-    listed = artifact.manifest.ranks[library.partition("/")[0]].files
-    names = [library, *(name for name in (f"{library.removesuffix('.so')}.json",) if name in listed)]
-    if artifact.trust is not None and artifact.trust.keys:
-        with private.files({Path(name).name: artifact.read(name) for name in names}) as folder:
-            return _torch_run.runner(folder / Path(library).name, device)
-    return _map_in_place(artifact, names, device)
+    names = artifact.files_of(library)
+    if not artifact.must_be_signed:
+        return _map_in_place(artifact, names, device)
+    with private.files({Path(name).name: artifact.read(name) for name in names}) as folder:
+        return _torch_run.runner(folder / Path(library).name, device)
 
 
 def _map_in_place(artifact: Artifact, names: Sequence[str], device: torch.device) -> _torch_run.Piece:

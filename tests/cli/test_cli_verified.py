@@ -11,7 +11,7 @@ import pytest
 
 import fxc as library
 from fxc import verification
-from fxc.cache import Cache, binaries
+from fxc.cache import Cache, Trust, binaries
 from fxc.errors import CompileError, ProofError
 from fxc.manifest import decode, encode
 from fxc.progress import Observer
@@ -80,6 +80,20 @@ def test_a_binary_that_is_wrong(unverified: tuple[Path, str], monkeypatch: pytes
     monkeypatch.setattr(verification, "read", lambda artifact: (checked, other))
     with pytest.raises(ProofError, match=r"piece_0 n=1..32 of artifact \w+ does not equal eager: result 0 at n=1"):
         verification.verify(artifact, Cache.open(cache), None, 1, Observer())
+
+
+def test_signed_binaries_run_as_copies(
+    unverified: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what was checked: nobody who can write the artifact can change them."""
+    cache, hash = unverified
+    artifact = msgspec.structs.replace(Cache.open(cache).artifact(hash), trust=Trust(keys=(tmp_path / "key.pub",)))
+    checked, texts = verification.read(artifact)
+    (name,) = (name for name in artifact.manifest.ranks["rank_0_0"].files if name.endswith(".so"))
+    entry = checked[Path(name).stem]
+    job = verification._job(0, artifact, name, entry, texts, None, tmp_path, 1)
+    assert Path(job.library) == tmp_path / "0" / Path(name).name
+    assert Path(job.library).read_bytes() == (artifact.path / name).read_bytes()
 
 
 def test_ranks_with_other_bytes_run_each(unverified: tuple[Path, str], tmp_path: Path) -> None:
