@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
-import os
 import sys
 import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import results_files
 import torch
 from device_clock import clock
 from machine import machine
@@ -209,8 +207,6 @@ def main() -> None:
     ), ""]  # fmt: skip
     lines += ["| | fxc | | floor | SDPA | | FlexAttention | fxc / best peer |", "|---|---|---|---|---|---|---|---|"]
     print("\n".join(lines), flush=True)
-    results = Path(os.environ.get("BENCH_RESULTS", Path(__file__).parent / "results"))
-    results.mkdir(parents=True, exist_ok=True)
     for case in CASES:
         if time.monotonic() > deadline:
             break
@@ -227,8 +223,7 @@ def main() -> None:
         lines.append("| " + " | ".join(row) + " |")
         print(lines[-1], flush=True)
         found["cases"][case.name] = {"fxc": mine, "sdpa": theirs, "flex": other, "floor": floor}
-        (results / f"{args.name}.json").write_text(json.dumps(found, indent=1) + "\n")
-        (results / f"{args.name}.md").write_text("\n".join([*lines, ""]))
+        results_files.save(args.name, found, lines)
         torch.cuda.empty_cache()
 
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import results_files
 import torch
 from machine import machine
 
@@ -133,10 +134,7 @@ def save(name: str, found: dict[str, Any], kinds: list[str]) -> None:
         us = [steps[kind]["step_us"] for kind in kinds]
         cells = [*(f"{value / 1e3:.3f}" for value in us), *(f"{value / us[0]:.3f}" for value in us[1:])]
         lines.append(f"| {tokens} | {' | '.join(cells)} |")
-    results = Path(os.environ.get("BENCH_RESULTS", HERE / "results"))
-    results.mkdir(parents=True, exist_ok=True)
-    (results / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
-    (results / f"{name}.md").write_text("\n".join([*lines, ""]))
+    results_files.save(name, found, lines)
     print("\n".join(lines), flush=True)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import results_files
 import torch
 from machine import machine
 
@@ -123,10 +123,7 @@ def save(name: str, found: dict[str, Any], result: BenchResult | None) -> None:
         found = found | {"bench": msgspec.to_builtins(result)}
     lines = table(found)
     print("\n".join(lines), flush=True)
-    results = Path(os.environ.get("BENCH_RESULTS", Path(__file__).parent / "results"))
-    results.mkdir(parents=True, exist_ok=True)
-    (results / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
-    (results / f"{name}.md").write_text("\n".join([*lines, ""]))
+    results_files.save(name, found, lines)
 
 
 def table(found: dict[str, Any]) -> list[str]:

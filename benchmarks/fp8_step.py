@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import results_files
 import torch
 from machine import machine
 
@@ -118,10 +118,7 @@ def save(name: str, found: dict[str, Any]) -> None:
         us = {variant: times[variant]["step_us"] for variant in VARIANTS}
         shown = " | ".join(f"{value / 1e3:.3f}" for value in us.values())
         lines.append(f"| {count} | {shown} | {us['fused'] / us['inductor']:.3f} | {us['fused'] / us['bound']:.3f} |")
-    results = Path(os.environ.get("BENCH_RESULTS", HERE / "results"))
-    results.mkdir(parents=True, exist_ok=True)
-    (results / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
-    (results / f"{name}.md").write_text("\n".join([*lines, ""]))
+    results_files.save(name, found, lines)
     print("\n".join(lines), flush=True)
 
 

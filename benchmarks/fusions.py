@@ -12,8 +12,6 @@ Results go to results/NAME.json and NAME.md; "costs" in there are lines for pass
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import results_files
 import torch
 from device_clock import clock
 from machine import machine
@@ -221,11 +220,8 @@ def save(name: str, where: dict[str, Any], bandwidth: float, lines: list[dict[st
             f"| {line['case']} | {line['width']} | {line['tokens']} | {us['fused']:.1f} | {us['inductor']:.1f} | "
             f"{us['ops']:.1f} | {share:.0%} | {us['fused'] / us['inductor']:.2f} |"
         )
-    results = Path(os.environ.get("BENCH_RESULTS", Path(__file__).parent / "results"))
-    results.mkdir(parents=True, exist_ok=True)
     found = {"machine": where, "copy": bandwidth, "cases": lines, "costs": costs}
-    (results / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
-    (results / f"{name}.md").write_text("\n".join([*table, ""]))
+    results_files.save(name, found, table)
     print("\n".join(table[-len(TOKENS) :]), flush=True)
 
 

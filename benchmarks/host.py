@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import results_files
 import torch
 from machine import machine
 from torch import fx
@@ -52,10 +52,7 @@ def main() -> None:
     found = {"machine": machine(options.device), "layers": options.layers} | measure(program, model, options.device)
     lines = table(found)
     print("\n".join(lines))
-    results = Path(os.environ.get("BENCH_RESULTS", Path(__file__).parent / "results"))
-    results.mkdir(parents=True, exist_ok=True)
-    (results / f"{options.name}.json").write_text(json.dumps(found, indent=1) + "\n")
-    (results / f"{options.name}.md").write_text("\n".join([*lines, ""]))
+    results_files.save(options.name, found, lines)
 
 
 @torch.no_grad()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 import shutil
 import statistics
@@ -27,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import results_files
 from machine import machine
 
 from fxc.cache import Artifact, Cache, Remote, Trust, key
@@ -154,8 +154,7 @@ def write(result: dict[str, Any]) -> None:
         "\n| CPU seconds | of the client | of the server | file / artifact |\n|---|---|---|---|\n"
         f"| one file | {cpu[0]} | {cpu[1]} | |\n| the artifact | {cpu[2]} | {cpu[3]} | {ratio} |\n"
     )
-    (HERE / "results/pull.json").write_text(json.dumps(result, indent=1) + "\n")
-    (HERE / "results/pull.md").write_text(text)
+    results_files.save("pull", result, text.splitlines())
     print(text)
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import results_files
 from machine import machine
 
 HERE = Path(__file__).parent
@@ -97,12 +98,9 @@ class Bench:
     def keep(self, part: str, value: Any) -> None:
         """Save after each part: a run that is stopped keeps what it has."""
         self.found[part] = value
-        results = Path(os.environ.get("BENCH_RESULTS", HERE / "results"))
-        results.mkdir(parents=True, exist_ok=True)
-        (results / f"{self.name}.json").write_text(json.dumps(self.found, indent=1) + "\n")
         where = self.found["machine"]
         title = f"{where['device']}, {where['cores']} cores, torch {where['torch']}, {where['date']}"
-        (results / f"{self.name}.md").write_text("\n".join([f"# {title}", *self.table, ""]))
+        results_files.save(self.name, self.found, [f"# {title}", *self.table])
 
 
 def seconds(value: float) -> str:

@@ -146,9 +146,12 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _invoke(arguments: Sequence[str]) -> int:
-    for word in arguments:
-        if not word.isascii() and not _is_text(word):
-            raise UsageError(f"argument {word!a} is not UTF-8", "paths and values have to be")
+    if not all(word.isascii() for word in arguments):
+        from fxc.yaml_text import is_text
+
+        for word in arguments:
+            if not is_text(word):
+                raise UsageError(f"argument {word!a} is not UTF-8", "paths and values have to be")
     command = typer.main.get_command(app)
     try:
         result: Any = command.main(list(arguments), prog_name="fxc", standalone_mode=False)
@@ -196,14 +199,6 @@ def _fail(arguments: Sequence[str], error: BaseException, code: int, kind: str, 
         render.error(message, hint)
     streams.drop()
     return code
-
-
-def _is_text(word: str) -> bool:
-    try:
-        word.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _has_flag(arguments: Sequence[str], short: str, long: str) -> bool:

@@ -1,11 +1,10 @@
-"""Every private name of torch that building uses, but for those of `_torch_tuning`, and nothing else. Checked with
-2.11, 2.13, 2.14 and 2.15.
-"""
+"""Every private name of torch that building uses, and nothing else. Checked with 2.11, 2.13, 2.14 and 2.15."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
+import functools
+import importlib.util
 import os
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +21,7 @@ from torch.utils import _pytree
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from fxc import _torch_tuning
+from fxc import kernel_choice
 from fxc.host_compiler import HostCompiler
 from fxc.machine import compiler_version
 from fxc.target import Target
@@ -185,7 +184,7 @@ def compile_graph(
     cpp_builder.run_compile_cmd = host
     if target.device == "cuda":
         _keep_registers()
-        _torch_tuning.watch(required="autotune_lookup_table" in options)
+        kernel_choice.watch(heuristics, required="autotune_lookup_table" in options)
     # Inductor asks whether the compiler knows an extension by loading what it makes in a new Python that imports torch:
     # seconds for each, and the CPU was asked already.
     cpu_vec_isa.VecISA.check_build = lambda self, code: host.accepts(self.build_arch_flags().split(), code)  # type: ignore[method-assign]
@@ -207,6 +206,21 @@ def _keep_registers() -> None:
     CachingAutotuner._create_compile_options = options  # type: ignore[method-assign, assignment]
 
 
+@functools.cache
+def heuristics() -> Any:
+    """Inductor's module that makes Triton's kernels, which `kernel_choice` looks into. Checked once, before any of it
+    is changed.
+
+    Raises:
+        IncompatibleError: names what it lacks of what is used there.
+    """
+    from torch._inductor.runtime import triton_heuristics
+
+    writer = importlib.util.find_spec("torch._inductor.codegen.triton")
+    kernel_choice.require(triton_heuristics, Path(writer.origin).read_text() if writer and writer.origin else "")
+    return triton_heuristics
+
+
 def compiled_kernels() -> Iterator[dict[str, Any]]:
     """Every kernel that this process has compiled: `name`, `cubin`, `warps`, `shared` (bytes that a launch asks for),
     `chosen` and `hash` as of `Choice`."""
@@ -218,7 +232,7 @@ def compiled_kernels() -> Iterator[dict[str, Any]]:
             "cubin": Path(str(params["cubin_path"])),
             "warps": int(params["num_warps"]),
             "shared": int(params["shared_mem"]),
-            **_torch_tuning.choice(key)._asdict(),
+            **kernel_choice.choice(key)._asdict(),
         }
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxc import _torch_build, _torch_run, _torch_tuning, kernels
+from fxc import _torch_build, _torch_run, kernel_choice, kernels
 from fxc.expand import expand
 from fxc.graph_run import copied, drawn, placed
 from fxc.graph_text import parse_graph, parse_layout
@@ -70,9 +70,10 @@ def tune_piece(job: TuneJob) -> dict[str, Any]:
     Returns:
         {"kernels": [{"hash", "name", "configuration", "us", "rules", "rules_us"}]}
     """
-    _torch_tuning.time_kernels()
+    heuristics = _torch_build.heuristics()
+    kernel_choice.time_kernels(heuristics)
     _compile(job)
-    return {"kernels": _torch_tuning.timed_kernels()}
+    return {"kernels": kernel_choice.timed_kernels(heuristics)}
 
 
 def _compile(job: CompileJob) -> tuple[Path, _torch_build.Symbols]:

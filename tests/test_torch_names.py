@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from fxc import _torch_build, _torch_run, _torch_tuning
+from fxc import _torch_build, _torch_run
 from tests.test_boundaries import PRIVATE_TORCH, TREES, imports, is_private, torch_names
 
 OPTIONAL = {
@@ -59,9 +59,7 @@ def test_a_name_that_is_looked_up_at_load_is_there(name: str) -> None:
 
 
 def test_what_tuning_looks_up_is_there() -> None:
-    from torch._inductor.runtime import triton_heuristics
-
-    assert _torch_tuning.missing(triton_heuristics) == []
+    assert _torch_build.heuristics().CachingAutotuner
 
 
 SIGNATURES: dict[str, tuple[str, ...]] = {

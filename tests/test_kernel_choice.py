@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from fxc import _torch_tuning
-from fxc._torch_tuning import HEURISTICS, Choice, Choices, Stopwatch
+from fxc import kernel_choice
 from fxc.errors import CompileError, IncompatibleError
 from fxc.job_errors import failure
 from fxc.jobs import Reply
+from fxc.kernel_choice import HEURISTICS, Choice, Choices, Stopwatch
 from tests.test_lower import made
 
 
@@ -168,6 +167,10 @@ def test_a_kernel_that_never_ran_is_left_out() -> None:
 # A torch that lacks something
 
 
+WRITER = " ".join(f'"{key}"' for key in kernel_choice.META)
+"""As what writes kernels names what it says of them."""
+
+
 def without(*names: str) -> Any:
     """Inductor's own module, but for some names in it."""
     from torch._inductor.runtime import triton_heuristics
@@ -176,14 +179,17 @@ def without(*names: str) -> Any:
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _torch_tuning.missing(without()) == []
-    assert _torch_tuning.missing(without("lookup_autotune_config", "TRITON_MAX_BLOCK")) == [
+    assert kernel_choice.missing(without(), WRITER) == []
+    assert kernel_choice.missing(without("lookup_autotune_config", "TRITON_MAX_BLOCK"), WRITER) == [
         "TRITON_MAX_BLOCK.get", "lookup_autotune_config",
     ]  # fmt: skip
     other = without()
     other.lookup_autotune_config = lambda hints, fn: None
     other.CachingAutotuner = type("CachingAutotuner", (), {"__init__": lambda self, configs: None})
-    assert _torch_tuning.missing(other) == ["CachingAutotuner.save_gpu_kernel", "lookup_autotune_config(size_hints)"]
+    assert kernel_choice.missing(other, WRITER) == [
+        "CachingAutotuner.save_gpu_kernel",
+        "lookup_autotune_config(size_hints)",
+    ]
 
     class Renamed(other.CachingAutotuner):  # type: ignore[misc]
         def __init__(self, configs: Any) -> None:
@@ -195,29 +201,27 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     other = without()
     other.CachingAutotuner = Renamed
-    assert _torch_tuning.missing(other) == ["CachingAutotuner().inductor_meta"]
-    monkeypatch.setattr(_torch_tuning, "META", ("kernel_name", "autotune_slowly"))
-    assert _torch_tuning.missing(without()) == ['inductor_meta["autotune_slowly"]']
+    assert kernel_choice.missing(other, WRITER) == ["CachingAutotuner().inductor_meta"]
+    monkeypatch.setattr(kernel_choice, "META", ("kernel_name", "autotune_slowly"))
+    assert kernel_choice.missing(without(), WRITER) == ['inductor_meta["autotune_slowly"]']
 
 
-@pytest.fixture
-def lacking(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A process whose torch lacks something, and what is said then."""
-    monkeypatch.setattr(_torch_tuning, "inductor", functools.cache(_torch_tuning.inductor.__wrapped__))
-    monkeypatch.setattr(_torch_tuning, "missing", lambda heuristics: ["lookup_autotune_config"])
-    return "kernels cannot be tuned with torch .*: its Inductor lacks lookup_autotune_config"
+def lacking() -> Any:
+    """Inductor's module, of a torch that lacks something."""
+    kernel_choice.require(without("lookup_autotune_config"), WRITER)
 
 
-def test_an_ordinary_build_goes_on(lacking: str) -> None:
-    _torch_tuning.watch(required=False)
-    assert _torch_tuning.choice("triton_poi_fused_relu_0") == ("unknown", "")
+LACKS = "kernels cannot be tuned with torch .*: its Inductor lacks lookup_autotune_config"
 
 
-def test_tuning_and_a_build_with_a_record_do_not(lacking: str) -> None:
-    with pytest.raises(IncompatibleError, match=lacking) as caught:
-        _torch_tuning.watch(required=True)
-    with pytest.raises(IncompatibleError, match=lacking):
-        _torch_tuning.time_kernels()
+def test_an_ordinary_build_goes_on() -> None:
+    kernel_choice.watch(lacking, required=False)
+    assert kernel_choice.choice("triton_poi_fused_relu_0") == ("unknown", "")
+
+
+def test_a_build_with_a_record_does_not() -> None:
+    with pytest.raises(IncompatibleError, match=LACKS) as caught:
+        kernel_choice.watch(lacking, required=True)
     error = failure(made(), Reply(0, 1.0, error=f"IncompatibleError: {caught.value}"), checking=False)
     assert (type(error), error.message) == (IncompatibleError, caught.value.message)
     assert error.hint == "take another torch; with this one `--tuning none` builds"

@@ -1,5 +1,5 @@
-"""Who chooses the configuration of a kernel: Inductor's rules, a tuning record, or a clock, and what that has measured;
-with every private name of torch that this takes, which a build without a record can do without.
+"""Who chooses the configuration of a kernel: Inductor's rules, a tuning record, or a clock, and what that has measured.
+A build without a record can do without.
 
 A kernel is an object of Inductor's CachingAutotuner, made of the kernel's source, its size hints and candidates; it
 times these when it is first called, which AOTInductor does while it compiles. Checked with 2.11, 2.13 and 2.14.
@@ -7,12 +7,9 @@ times these when it is first called, which AOTInductor does while it compiles. C
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import inspect
 import math
 from collections.abc import Callable, Iterator
-from importlib.abc import InspectLoader
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -46,7 +43,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "lookup_autotune_config": ("size_hints", "fn"),
     **dict.fromkeys(HEURISTICS, _GIVEN),
 }
-"""What is used of `torch._inductor.runtime.triton_heuristics`, and what that must take."""
+"""What is used of Inductor's module of heuristics, and what that must take."""
 FIELDS = (
     "configs", "coordesc_tuner", "custom_kernel", "deterministic_mode", "fn", "inductor_meta", "launchers",
     "size_hints",
@@ -54,11 +51,10 @@ FIELDS = (
 """What a CachingAutotuner makes of itself."""
 META = ("kernel_name", *sorted({*TIMED, *UNTIMED}))
 """What Inductor's generated code says of a kernel in `inductor_meta`."""
-META_OF = "torch._inductor.codegen.triton"
 
 
-def missing(heuristics: Any) -> list[str]:
-    """What Inductor's module lacks of all this."""
+def missing(heuristics: Any, writer: str) -> list[str]:
+    """What Inductor's module of heuristics, and the text of the one that writes kernels, lack of all this."""
     found = []
     for name, parameters in NAMES.items():
         try:
@@ -71,31 +67,19 @@ def missing(heuristics: Any) -> list[str]:
     if not found:
         fields = heuristics.CachingAutotuner.__init__.__code__.co_names
         found += [f"CachingAutotuner().{field}" for field in FIELDS if field not in fields]
-    text = _source(META_OF)
-    return found + [f'inductor_meta["{key}"]' for key in META if text and f'"{key}"' not in text]
+    return found + [f'inductor_meta["{key}"]' for key in META if writer and f'"{key}"' not in writer]
 
 
-def _source(module: str) -> str:
-    """Its text, without importing it; empty where it has none."""
-    spec = importlib.util.find_spec(module)
-    loader = spec.loader if spec else None
-    return (loader.get_source(module) or "") if isinstance(loader, InspectLoader) else ""
-
-
-@functools.cache
-def inductor() -> Any:
-    """Inductor's module of heuristics. Asked before any of it is changed.
+def require(heuristics: Any, writer: str) -> None:
+    """Refuse a torch that lacks something; arguments as of `missing`.
 
     Raises:
-        IncompatibleError: names what it lacks.
+        IncompatibleError: names it.
     """
-    from torch._inductor.runtime import triton_heuristics
-
-    if lacks := missing(triton_heuristics):
+    if lacks := missing(heuristics, writer):
         raise IncompatibleError(
             f"kernels cannot be tuned with torch {torch.__version__}: its Inductor lacks {', '.join(lacks)}"
         )
-    return triton_heuristics
 
 
 class Choice(NamedTuple):
@@ -258,22 +242,23 @@ _choices = Choices()
 _stopwatch = Stopwatch()
 
 
-def watch(required: bool) -> None:
+def watch(heuristics: Callable[[], Any], required: bool) -> None:
     """Have how each kernel of this process comes to its configuration noted.
 
     Args:
+        heuristics: gives Inductor's module.
         required: whether there is a tuning record. Without one what torch lacks leaves choices unknown.
 
     Raises:
         IncompatibleError: names what it lacks.
     """
     try:
-        heuristics = inductor()
+        found = heuristics()
     except IncompatibleError:
         if required:
             raise
         return
-    _choices.watch(heuristics)
+    _choices.watch(found)
 
 
 def choice(kernel: str) -> Choice:
@@ -281,15 +266,12 @@ def choice(kernel: str) -> Choice:
     return _choices.of(kernel)
 
 
-def time_kernels() -> None:
-    """Have Inductor time all candidates of each kernel that this process compiles.
-
-    Raises:
-        IncompatibleError: this torch lacks something; names it.
-    """
-    _stopwatch.start(inductor())
+def time_kernels(heuristics: Any) -> None:
+    """Have Inductor, of whose module this changes functions, time all candidates of each kernel that this process
+    compiles."""
+    _stopwatch.start(heuristics)
 
 
-def timed_kernels() -> list[dict[str, Any]]:
+def timed_kernels(heuristics: Any) -> list[dict[str, Any]]:
     """What that has given, as `Stopwatch.results`."""
-    return list(_stopwatch.results(inductor()))
+    return list(_stopwatch.results(heuristics))
