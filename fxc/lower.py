@@ -28,9 +28,8 @@ from fxc.target import Target
 from fxc.try_out import try_out
 
 MODULES = (
-    "_torch_build", "_torch_run", "_worker", "choose", "convert", "cubin", "cuda_sdk", "expand",
-    "graph_run", "graph_text", "host_compiler", "inductor_options", "job_errors", "jobs", "kernel_choice",
-    "kernels", "lower",
+    "_torch_build", "_torch_run", "_worker", "choose", "convert", "cubin", "cuda_sdk", "expand", "graph_run",
+    "graph_text", "host_compiler", "inductor_options", "job_errors", "jobs", "kernel_choice", "kernels", "lower",
     "machine", "piece_jobs", "pool", "prove", "random_inputs", "records", "scalars", "shapes", "target", "timing",
     "try_out", "virtual",
 )  # fmt: skip

@@ -47,7 +47,8 @@ class Results:
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         file = session.config.getoption("--virtual-results")
-        if not file or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        whole = not session.config.getoption("keyword")  # else results of the rest would be lost
+        if not file or not whole or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             return
         told = {
             "date": datetime.date.today().isoformat(),
