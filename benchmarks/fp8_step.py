@@ -1,6 +1,6 @@
 """A whole step of Llama-3.1-8B's shape in FP8, with what precedes each linear layer fused, left to Inductor, or apart.
 
-python benchmarks/fp8_step.py [--layers 32] [--tokens 1,8,64,256,2048] [--name h200-fp8-step] [--dry-run]
+python benchmarks/fp8_step.py [--layers 32] [--tokens 1,8,64,256,2048] [--name h200-fp8-step] [--cache-dir DIR] [--dry-run]
 
     fused     our passes
     inductor  the same model without them: plain torch ops, which Inductor fuses as it sees fit
@@ -8,7 +8,8 @@ python benchmarks/fp8_step.py [--layers 32] [--tokens 1,8,64,256,2048] [--name h
     bound     quantisation taken out: no fusion of it can be faster
 
 All are built by fxc, static per-tensor scales, one causal sequence of the tokens, and run as CUDA graphs of the whole
-step, in turns. `--dry-run` builds and runs a tiny one on the CPU without graphs.
+step, in turns. With `--cache-dir`, what an earlier run built there is taken. `--dry-run` builds and runs a tiny one on the
+CPU without graphs.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 REPEATS = 20
 
 
-def build(folder: Path, name: str, layers: int, tokens: list[int], device: str) -> str:
+def build(folder: Path, cache: Path, name: str, layers: int, tokens: list[int], device: str) -> str:
     """The path of the artifact."""
     target, passes = VARIANTS[name]
     shape = SHAPE if device == "cuda" else TINY
@@ -57,7 +58,7 @@ def build(folder: Path, name: str, layers: int, tokens: list[int], device: str) 
         "passes": passes,
     }  # fmt: skip
     (folder / f"{name}.yaml").write_text(json.dumps(spec))
-    return fxc.build(folder / f"{name}.yaml", cache_dir=folder / "cache", prove=False).path
+    return fxc.build(folder / f"{name}.yaml", cache_dir=cache, prove=False).path
 
 
 def programs(paths: dict[str, str], device: str) -> dict[str, Any]:
@@ -79,6 +80,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--tokens", default="1,8,64,256,2048")
     parser.add_argument("--name", default="h200-fp8-step")
+    parser.add_argument("--cache-dir", type=Path)
     parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args()
     device = "cpu" if options.dry_run else "cuda"
@@ -86,7 +88,8 @@ def main() -> None:
     layers = 2 if options.dry_run else options.layers
     found: dict[str, Any] = {"layers": layers, "machine": machine(device), "sizes": {}}
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        paths = {name: build(Path(folder), name, layers, tokens, device) for name in VARIANTS}
+        cache = options.cache_dir or Path(folder) / "cache"
+        paths = {name: build(Path(folder), cache, name, layers, tokens, device) for name in VARIANTS}
         loaded = programs(paths, device)
         for count in tokens:
             ids = torch.randint(0, 96, (count,), device=device)
