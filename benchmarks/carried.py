@@ -112,10 +112,14 @@ def main() -> None:
         spec = next(iter(programs.values())).manifest.spec
         native = fxc.build(options.model, overrides=overrides(spec), cache_dir=folder / NATIVE)
         programs = {NATIVE: fxc.load(native.hash, cache_dir=folder / NATIVE), **programs}
+        keys = {kind: {factor.name: factor.value for factor in p.manifest.factors} for kind, p in programs.items()}
         found = {
             "machine": machine(device),
             "carried": taken,
             "native": native.seconds,
+            "differing": {
+                kind: [name for name, value in keys[NATIVE].items() if key[name] != value] for kind, key in keys.items()
+            },
             "sizes": times(programs, device),
         }
     if not options.dry_run:

@@ -1,9 +1,10 @@
 """Decoding with a paged cache and CUDA graphs: the shape of Llama-3.1-8B, bfloat16, random weights, context 1024.
 
-python benchmarks/decode.py [--layers 32] [--sizes 1,8,64,256] [--no-peers] [--name h200-decode]
+python benchmarks/decode.py [--layers 32] [--sizes 1,8,64,256] [--no-peers] [--name h200-decode] [--cache-dir DIR]
 
 Steps are timed by `fxc bench`, torch.compile's reduce-overhead in turns with the rest. What capturing many sizes takes
-is measured in processes of their own, as in a server that starts: the clock begins with the weights on the device.
+is measured in processes of their own, as in a server that starts: the clock begins with the weights on the device. With
+`--cache-dir`, what an earlier run built there is taken.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="1,8,64,256")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--name", default="h200-decode")
+    parser.add_argument("--cache-dir", type=Path)
     parser.add_argument("--capture", nargs=2, metavar=("LADDER", "PATH"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.capture:
@@ -56,7 +58,7 @@ def main() -> None:
     sizes = [int(size) for size in options.sizes.split(",")]
     found: dict[str, Any] = {"machine": machine("cuda"), "layers": options.layers, "context": CONTEXT}
     with tempfile.TemporaryDirectory() as folder:
-        found["build"] = build(Path(folder), options.layers, sizes)
+        found["build"] = build(Path(folder), options.cache_dir or Path(folder), options.layers, sizes)
         path = found["build"].pop("path")
         found["captures"] = {name: child(name, path) for name in LADDERS}
         save(options.name, found, None)  # if what follows is cut off
@@ -65,7 +67,7 @@ def main() -> None:
     save(options.name, found, result)
 
 
-def build(folder: Path, layers: int, sizes: list[int]) -> dict[str, Any]:
+def build(folder: Path, cache: Path, layers: int, sizes: list[int]) -> dict[str, Any]:
     (folder / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": layers}))
     spec = {
         "model": {"huggingface": ".", "dtype": "bfloat16"}, "device": "cuda",
@@ -74,7 +76,7 @@ def build(folder: Path, layers: int, sizes: list[int]) -> dict[str, Any]:
         "compile": {"sizes": sizes},
     }  # fmt: skip
     (folder / "model.yaml").write_text(json.dumps(spec))
-    command = [sys.executable, "-m", "fxc", "build", str(folder / "model.yaml"), "--json", "--cache-dir", str(folder)]
+    command = [sys.executable, "-m", "fxc", "build", str(folder / "model.yaml"), "--json", "--cache-dir", str(cache)]
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -132,10 +134,11 @@ def table(found: dict[str, Any]) -> list[str]:
         f"# Decode, {found['layers']} layers of Llama-3.1-8B's shape, bfloat16, context {CONTEXT}: {where['device']}, "
         f"torch {where['torch']}, {where['date']}",
         "",
-        f"Build {found['build']['process']:.0f} s (trace {found['build']['seconds']['trace']:.0f} s), "
-        f"{found['build']['binaries']['compiled']} binaries.",
-        "",
     ]
+    build = found["build"]
+    if compiled := build["binaries"]["compiled"]:
+        traced = build["seconds"]["trace"]
+        lines += [f"Build {build['process']:.0f} s (trace {traced:.0f} s), {compiled} binaries.", ""]
     if "bench" in found:
         lines += steps(found["bench"])
     lines += [

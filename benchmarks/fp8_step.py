@@ -1,6 +1,7 @@
 """A whole step of Llama-3.1-8B's shape in FP8, with what precedes each linear layer fused, left to Inductor, or apart.
 
-python benchmarks/fp8_step.py [--layers 32] [--tokens 1,8,64,256,2048] [--name h200-fp8-step] [--cache-dir DIR] [--dry-run]
+python benchmarks/fp8_step.py [--layers 32] [--tokens 1,8,64,256,2048] [--name h200-fp8-step] [--cache-dir DIR]
+                              [--dry-run]
 
     fused     our passes
     inductor  the same model without them: plain torch ops, which Inductor fuses as it sees fit
@@ -8,8 +9,8 @@ python benchmarks/fp8_step.py [--layers 32] [--tokens 1,8,64,256,2048] [--name h
     bound     quantisation taken out: no fusion of it can be faster
 
 All are built by fxc, static per-tensor scales, one causal sequence of the tokens, and run as CUDA graphs of the whole
-step, in turns. With `--cache-dir`, what an earlier run built there is taken. `--dry-run` builds and runs a tiny one on the
-CPU without graphs.
+step, in turns. With `--cache-dir`, what an earlier run built there is taken. `--dry-run` builds and runs a tiny one on
+the CPU without graphs.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fp8_models  # noqa: F401  # registers the ops of `apart`, also where all is built already
 import msgspec
 import results_files
 import torch

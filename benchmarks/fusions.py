@@ -39,7 +39,7 @@ from fxc.timing import copy_bandwidth
 from fxc.trace import capture
 
 FP8 = torch.float8_e4m3fn
-TOKENS = (1, 8, 64, 256, 1024, 2048, 8192)
+TOKENS = (1, 8, 64, 256, 2048, 8192)
 WIDTHS = (4096, 8192)
 ROTATION = 256 << 20
 """Bytes that the inputs of one graph have at least; the L2 of an H200 holds 60 MB."""
@@ -81,6 +81,17 @@ def gated_static(x: Tensor, scale: Tensor) -> Tensor:
     return static(silu(gate) * up, scale)
 
 
+def gated_token(x: Tensor) -> tuple[Tensor, Tensor]:
+    gate, up = x.chunk(2, -1)
+    return per_token(silu(gate) * up)
+
+
+def qk_rope(qkv: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    q, k = qkv.split([qkv.shape[1] - KV_HEADS, KV_HEADS], 1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return turned(normed(q, q_weight), cos, sin), turned(normed(k, k_weight), cos, sin)
+
+
 def rope_write(qkv: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> Tensor:
     q, k, v = qkv.split([qkv.shape[1] - 2 * KV_HEADS, KV_HEADS, KV_HEADS], 1)
     q, k = (turned(part, cos.unsqueeze(1), sin.unsqueeze(1)) for part in (q, k))
@@ -93,27 +104,39 @@ class Case:
     name: str
     fusion: str
     """Name of the pass."""
+    form: str
+    """As in passes/costs.py."""
     function: Callable[..., Any]
     shapes: dict[str, str]
     moved: Callable[[int], int]
-    """Bytes that are read and written once, of so many tokens; weights and tables left out."""
+    """Bytes that are read and written once, of so many tokens; weights left out."""
 
 
 def cases(width: int) -> list[Case]:
     row, weight, scale = f"bfloat16[n, {width}]", f"bfloat16[{width}]", "float32[]"
     heads = width // D
     added = {"x": row, "residual": row, "weight": weight}
+    tables = {"cos": f"float32[n, {D // 2}]", "sin": f"float32[n, {D // 2}]"}
+    both = {
+        "qkv": f"bfloat16[n, {heads + KV_HEADS}, {D}]", "q_weight": f"bfloat16[{D}]", "k_weight": f"bfloat16[{D}]",
+        **tables,
+    }  # fmt: skip
+    cache = f"bfloat16[1024, {BLOCK}, {KV_HEADS}, {D}]"
     paged = {
-        "qkv": f"bfloat16[n, {heads + 2 * KV_HEADS}, {D}]", "cos": f"float32[n, {D // 2}]",
-        "sin": f"float32[n, {D // 2}]", "k_cache": f"bfloat16[1024, {BLOCK}, {KV_HEADS}, {D}]",
-        "v_cache": f"bfloat16[1024, {BLOCK}, {KV_HEADS}, {D}]", "slots": "int64[n]",
+        "qkv": f"bfloat16[n, {heads + 2 * KV_HEADS}, {D}]", **tables, "k_cache": cache, "v_cache": cache,
+        "slots": "int64[n]",
     }  # fmt: skip
     return [
-        Case("add, norm, static FP8", "norm_quant", norm_static, {**added, "scale": scale}, lambda n: 7 * n * width),
-        Case("add, norm, FP8 per token", "norm_quant", norm_token, added, lambda n: 7 * n * width),
-        Case("SiLU, times, static FP8", "gated_quant", gated_static, {"x": f"bfloat16[n, {2 * width}]", "scale": scale},
+        Case("add, norm, FP8", "norm_quant", "static", norm_static, {**added, "scale": scale},
+             lambda n: 7 * n * width),
+        Case("add, norm, FP8", "norm_quant", "per token", norm_token, added, lambda n: 7 * n * width),
+        Case("SiLU, times, FP8", "gated_quant", "static", gated_static,
+             {"x": f"bfloat16[n, {2 * width}]", "scale": scale}, lambda n: 5 * n * width),
+        Case("SiLU, times, FP8", "gated_quant", "per token", gated_token, {"x": f"bfloat16[n, {2 * width}]"},
              lambda n: 5 * n * width),
-        Case("rotary, cache write", "rope_write", rope_write, paged, lambda n: 4 * n * (heads + 2 * KV_HEADS) * D),
+        Case("norm of heads, rotary", "norm_rope", "", qk_rope, both, lambda n: 4 * n * (heads + KV_HEADS + 1) * D),
+        Case("rotary, cache write", "rope_write", "", rope_write, paged,
+             lambda n: 4 * n * (heads + 2 * KV_HEADS + 1) * D + 8 * n),
     ]  # fmt: skip
 
 
@@ -134,6 +157,8 @@ def forms(text: str, most: int, device: str) -> dict[str, Callable[..., Any]]:
     ran = run(text, Range((("n", 1, most),)), [cls() for cls in PIPELINE if cls.scope == "piece"])
     plain = fx.GraphModule({}, parse_graph(text)[0])
     graph, _ = parse_graph(ran.text)
+    if not ran.changed_by:
+        raise SystemExit(f"no pass has found anything in\n{text}")
     if device == "cpu":
         return {"fused": fx.GraphModule({}, graph), "ops": plain}
     for node in graph.nodes:
@@ -174,7 +199,15 @@ def measure(case: Case, width: int, tokens: int, calls: dict[str, Callable[..., 
     inputs = [made(text, tokens, "cuda", 100 * index) for index in range(sets)]
     with torch.no_grad():
         times = {name: clock([partial(call, *tensors) for tensors in inputs]) * 1e6 for name, call in calls.items()}
-    return {"case": case.name, "fusion": case.fusion, "width": width, "tokens": tokens, "bytes": moved, "us": times}
+    return {
+        "case": case.name,
+        "fusion": case.fusion,
+        "form": case.form,
+        "width": width,
+        "tokens": tokens,
+        "bytes": moved,
+        "us": times,
+    }
 
 
 def main() -> None:
@@ -203,22 +236,22 @@ def save(name: str, where: dict[str, Any], bandwidth: float, lines: list[dict[st
     capability = torch.cuda.get_device_capability()
     file = f"benchmarks/results/{name}.json"
     costs = [
-        f"Cost({line['fusion']!r}, {capability}, {line['tokens']}, {line['width']}, {line['us']['fused']:.2f}, "
-        f"{line['us']['inductor']:.2f}, {file!r}),"
+        f"Cost({line['fusion']!r}, {line['form']!r}, {capability}, {line['tokens']}, {line['width']}, "
+        f"{line['us']['fused']:.2f}, {line['us']['inductor']:.2f}, {file!r}),"
         for line in lines
     ]
     table = [
         f"# Fusions, bfloat16: {where['device']}, torch {where['torch']}, {where['date']}", "",
         f"Copy: {bandwidth * 1e-9:.0f} GB/s. Microseconds; bandwidth is that of the fused kernel.", "",
-        "| | hidden | tokens | fused | Inductor | op by op | fused, of a copy | fused / Inductor |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| | scales | hidden | tokens | fused | Inductor | op by op | fused, of a copy | fused / Inductor |",
+        f"|{' --- |' * 9}",
     ]  # fmt: skip
     for line in lines:
         us = line["us"]
         share = line["bytes"] / us["fused"] * 1e6 / bandwidth
         table.append(
-            f"| {line['case']} | {line['width']} | {line['tokens']} | {us['fused']:.1f} | {us['inductor']:.1f} | "
-            f"{us['ops']:.1f} | {share:.0%} | {us['fused'] / us['inductor']:.2f} |"
+            f"| {line['case']} | {line['form']} | {line['width']} | {line['tokens']} | {us['fused']:.1f} | "
+            f"{us['inductor']:.1f} | {us['ops']:.1f} | {share:.0%} | {us['fused'] / us['inductor']:.2f} |"
         )
     found = {"machine": where, "copy": bandwidth, "cases": lines, "costs": costs}
     results_files.save(name, found, table)
@@ -237,7 +270,7 @@ def dry_run() -> None:
             for have, want in zip(*results, strict=True):
                 error = (have.float() - want.float()).norm() / want.float().norm()
                 assert error < 0.05, f"{case.name} at {n}: {error}"
-        print(f"{case.name}: {partial(case.moved, 1)()} bytes a token, equal")
+        print(f"{case.name} {case.form}: {partial(case.moved, 1)()} bytes a token, equal")
 
 
 if __name__ == "__main__":

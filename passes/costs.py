@@ -22,6 +22,8 @@ class Cost(NamedTuple):
 
     fusion: str
     """Name of the pass."""
+    form: str
+    """Where its scales come from, if it quantises: `static`, `per token`, `per block`."""
     compute_capability: tuple[int, int]
     rows: int
     width: int
@@ -49,12 +51,22 @@ def slower(costs: Iterable[Cost], fusion: str, made: Iterable[fx.Node], box: Ran
         made: nodes that it put in.
     """
     known = [cost for cost in costs if cost.fusion == fusion]
-    found = [cost for node in made for cost in _near(known, *_rows(node, box))]
+    found = [cost for node in made for cost in _near([c for c in known if c.form == _form(node)], *_rows(node, box))]
     if sum(math.log(cost.fused_us / cost.apart_us) for cost in found) <= 0:
         return ""
     worst = max(found, key=lambda cost: cost.fused_us / cost.apart_us)
     times = f"{worst.fused_us:g} µs as one kernel, {worst.apart_us:g} µs apart"
     return f"was measured slower: {times} at {worst.rows} rows of {worst.width} ({worst.source})"
+
+
+def _form(node: Any) -> str:
+    names = [argument.name for argument in node.target._schema.arguments]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    if "group" not in names:
+        return ""
+    if given["scale"] is not None:
+        return "static"
+    return "per block" if given.get("group") else "per token"
 
 
 def _rows(node: Any, box: Range) -> tuple[int, int, int]:

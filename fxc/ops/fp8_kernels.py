@@ -1,7 +1,8 @@
 # mypy: ignore-errors
 """The Triton kernels of `fxc::norm_fp8` and `fxc::gated_fp8`. Imported when one is first launched or traced.
 
-A program has ROWS whole rows in registers: each is read once and written once. Columns from WIDTH to BLOCK are zeros.
+A program has ROWS rows in registers, or parts of them where no number depends on a whole row: each is read once and
+written once. Columns from WIDTH on are zeros.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ def norm(
     column = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
     to = row[:, None] * WIDTH + column[None, :]
+    if STATIC:  # this and the weight are loaded here, so that they do not wait for the sum
+        factor = tl.load(scale)
+    if WEIGHT:
+        weights = tl.load(weight + column, mask=column < WIDTH, other=0.0)
     y = tl.load(x + row[:, None] * x_row + column[None, :], mask=inside, other=0.0).to(tl.float32)
     if RESIDUAL:
         y += tl.load(residual + row[:, None] * residual_row + column[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -47,10 +52,9 @@ def norm(
         y = rounded.to(tl.float32)
     y *= tl.rsqrt(tl.sum(y * y, 1) / WIDTH + EPS)[:, None]
     if WEIGHT:
-        y *= (tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32) + OFFSET)[None, :]
+        y *= (weights.to(tl.float32) + OFFSET)[None, :]
     kind: tl.constexpr = quantised.dtype.element_ty
     if STATIC:
-        factor = tl.load(scale)
         if INVERSE:
             y *= factor
         else:
@@ -89,17 +93,18 @@ def gated(
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STATIC: tl.constexpr, INVERSE: tl.constexpr,
     GROUP: tl.constexpr, LIMIT: tl.constexpr, DIVISOR: tl.constexpr, FLOOR: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows / ROWS)."""
+    """Grid (rows / ROWS, WIDTH / BLOCK); with one scale for each row, BLOCK holds it all."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    column = tl.arange(0, BLOCK)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
     to = row[:, None] * WIDTH + column[None, :]
+    if STATIC:
+        factor = tl.load(scale)
     gates = tl.load(gate + row[:, None] * gate_row + column[None, :], mask=inside, other=0.0).to(tl.float32)
     ups = tl.load(up + row[:, None] * up_row + column[None, :], mask=inside, other=0.0).to(tl.float32)
     y = _activated(gates, ACTIVATION) * ups
     kind: tl.constexpr = quantised.dtype.element_ty
     if STATIC:
-        factor = tl.load(scale)
         if INVERSE:
             y *= factor
         else:
@@ -109,7 +114,7 @@ def gated(
         if GROUP:
             y = tl.reshape(y, (ROWS, BLOCK // GROUP, GROUP))
             found = _scale_of(y, DIVISOR, FLOOR)
-            group = tl.arange(0, BLOCK // GROUP)
+            group = tl.program_id(1) * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
             at = scales + row[:, None] * (WIDTH // GROUP) + group[None, :]
             tl.store(at, found, mask=(row < rows)[:, None] & (group < WIDTH // GROUP)[None, :])
             y = tl.reshape(y / found[:, :, None], (ROWS, BLOCK))

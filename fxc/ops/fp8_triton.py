@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fxc.ops import fp8_kernels as kernels
 from fxc.ops.fp8 import empty_scales
-from fxc.ops.fp8_plan import tiles
+from fxc.ops.fp8_plan import Tiles, parts, whole_rows
 from fxc.ops.paged_triton import Call, run
 
 
@@ -22,9 +22,10 @@ def norm(
     quantised, scales = _results(x, scale, options)
     total = x.new_empty(0 if residual is None else x.shape)
     _launch(
-        kernels.norm, rows, (rows, rows if more is None else more, rows if weight is None else weight.contiguous()),
-        scale, quantised, scales, (total,), (rows.stride(0), rows.stride(0) if more is None else more.stride(0)),
-        options, call, RESIDUAL=residual is not None, WEIGHT=weight is not None, EPS=eps, OFFSET=offset,
+        kernels.norm, whole_rows(rows.shape[1]), rows,
+        (rows, rows if more is None else more, rows if weight is None else weight.contiguous()), scale, quantised,
+        scales, (total,), (rows.stride(0), rows.stride(0) if more is None else more.stride(0)), options, call,
+        RESIDUAL=residual is not None, WEIGHT=weight is not None, EPS=eps, OFFSET=offset,
     )  # fmt: skip
     return quantised, scales, total
 
@@ -35,9 +36,11 @@ def gated(
     """`fxc::gated_fp8` by its kernel; arguments are taken as checked."""
     gates, ups = _rows(gate), _rows(up)
     quantised, scales = _results(gate, scale, options)
+    static = scale is not None or options.get("group", 0) > 0
+    plan = parts(gates.shape[1], options.get("group", 0)) if static else whole_rows(gates.shape[1])
     _launch(
-        kernels.gated, gates, (gates, ups), scale, quantised, scales, (), (gates.stride(0), ups.stride(0)), options,
-        call, ACTIVATION=activation,
+        kernels.gated, plan, gates, (gates, ups), scale, quantised, scales, (), (gates.stride(0), ups.stride(0)),
+        options, call, ACTIVATION=activation,
     )  # fmt: skip
     return quantised, scales
 
@@ -54,13 +57,14 @@ def _results(x: Tensor, scale: Tensor | None, options: dict[str, Any]) -> tuple[
 
 
 def _launch(
-    kernel: Any, rows: Tensor, reads: tuple[Tensor, ...], scale: Tensor | None, quantised: Tensor, scales: Tensor,
-    writes: tuple[Tensor, ...], strides: tuple[Any, ...], options: dict[str, Any], call: Call, **constants: Any,
+    kernel: Any, plan: Tiles, rows: Tensor, reads: tuple[Tensor, ...], scale: Tensor | None, quantised: Tensor,
+    scales: Tensor, writes: tuple[Tensor, ...], strides: tuple[Any, ...], options: dict[str, Any], call: Call,
+    **constants: Any,
 ) -> None:  # fmt: skip
     count, width = rows.shape
-    block, many, warps = tiles(width)
+    block, many, warps = plan
     call(
-        kernel, ((count + many - 1) // many,),
+        kernel, ((count + many - 1) // many, -(-width // block)),
         *reads, scales if scale is None else scale, quantised, scales, *writes, count, *strides,
         WIDTH=width, BLOCK=block, ROWS=many, STATIC=scale is not None, INVERSE=options.get("inverse", False),
         GROUP=options.get("group", 0), LIMIT=options.get("limit", 448.0), DIVISOR=options.get("divisor", 448.0),

@@ -9,7 +9,8 @@ that read the same key/value head, over KEYS keys at a time. `BY` says which que
     TILE      ROWS // GROUP queries of one request; tile b belongs to the last r with starts[r] // QUERIES + r <= b
 
 What a grid needs is known from shapes, so programs find their request from the tensors and leave early when there is
-none. They compare with 128 requests in one step, as a binary search is a chain of loads that wait for each other.
+none: the last one that begins at or before their tile or token. They compare with 128 requests in one step, as a binary
+search is a chain of loads that wait for each other.
 With `SPLIT`, the keys of a tile are shared by several programs, which write normalised partial results and their
 log-sum-exp, and `merge` puts these together.
 """
@@ -25,15 +26,6 @@ TILE = tl.constexpr(2)
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)
 """Stands for minus infinity where a difference of two of them must not be NaN."""
-
-
-@triton.jit
-def _holds(first, next, request, requests, index, QUERIES: tl.constexpr, BY: tl.constexpr):
-    """Whether `index` is a tile or token of `request`, whose first token is `first`, the next one's `next`."""
-    if BY == TILE:
-        first = first // QUERIES + request
-        next = next // QUERIES + request + 1
-    return (first <= index) & ((request == requests) | (index < next)) & (request <= requests)
 
 
 @triton.jit
@@ -104,24 +96,16 @@ def attend(
     length = tl.load(lengths + request)
     if BY != REQUEST:
         if (BY == TILE) | (start != index) | (end != index + 1):
-            requests_of = tl.zeros([128], tl.int32)
-            starts_of = tl.zeros([128], tl.int32)
-            ends_of = tl.zeros([128], tl.int32)
-            lengths_of = tl.zeros([128], tl.int32)
+            request = tl.full([], -1, tl.int32)
             for base in range(0, requests + 1, 128):
                 each = base + tl.arange(0, 128)
-                first = tl.load(starts + each, mask=each <= requests, other=0)
-                next = tl.load(starts + each + 1, mask=each < requests, other=0)
-                keys = tl.load(lengths + each, mask=each < requests, other=0)
-                hit = _holds(first, next, each, requests, index, QUERIES, BY).to(tl.int32)
-                requests_of += hit * each
-                starts_of += hit * first
-                ends_of += hit * next
-                lengths_of += hit * keys
-            request = tl.sum(requests_of, 0)
-            start = tl.sum(starts_of, 0)
-            end = tl.sum(ends_of, 0)
-            length = tl.sum(lengths_of, 0)
+                begins = tl.load(starts + each, mask=each <= requests, other=0)
+                if BY == TILE:
+                    begins = begins // QUERIES + each
+                request += tl.sum(((begins <= index) & (each <= requests)).to(tl.int32), 0)
+            start = tl.load(starts + request)
+            end = tl.load(starts + request + 1, mask=request < requests, other=0)
+            length = tl.load(lengths + request, mask=request < requests, other=0)
     real = request < requests  # else these are the tokens behind the last request, as one of length 0
     count = tl.where(real, end, tokens) - start
     query = _first_query(request, start, index, QUERIES, BY)
@@ -234,24 +218,14 @@ def merge(
     # pointers make torch take every tensor for written.
     if BY != REQUEST:
         if (BY == TILE) | (start != index) | (end != index + 1):
-            requests_of = tl.zeros([128], tl.int32)
-            starts_of = tl.zeros([128], tl.int32)
-            ends_of = tl.zeros([128], tl.int32)
-            lengths_of = tl.zeros([128], tl.int32)
+            request = tl.full([], -1, tl.int32)
             for base in range(0, requests + 1, 128):
                 each = base + tl.arange(0, 128)
-                first = tl.load(starts + each, mask=each <= requests, other=0)
-                next = tl.load(starts + each + 1, mask=each < requests, other=0)
-                keys = tl.load(lengths + each, mask=each < requests, other=0)
-                hit = _holds(first, next, each, requests, index, QUERIES, TOKEN).to(tl.int32)
-                requests_of += hit * each
-                starts_of += hit * first
-                ends_of += hit * next
-                lengths_of += hit * keys
-            request = tl.sum(requests_of, 0)
-            start = tl.sum(starts_of, 0)
-            end = tl.sum(ends_of, 0)
-            length = tl.sum(lengths_of, 0)
+                begins = tl.load(starts + each, mask=each <= requests, other=0)
+                request += tl.sum(((begins <= index) & (each <= requests)).to(tl.int32), 0)
+            start = tl.load(starts + request)
+            end = tl.load(starts + request + 1, mask=request < requests, other=0)
+            length = tl.load(lengths + request, mask=request < requests, other=0)
     real = request < requests  # else these are the tokens behind the last request, as one of length 0
     count = tl.where(real, end, tokens) - start
     mine = index - start

@@ -9,13 +9,13 @@ import triton.language as tl
 
 @triton.jit
 def _turn(
-    x, out, weight, cos, sin, x_head, out_head,
-    HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
+    x, out, weight, cos, sin, x_head, out_head, chunk, keep,
+    HEADS: tl.constexpr, CHUNK: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
     REST_PAD: tl.constexpr, FULL: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr,
     EPS: tl.constexpr, OFFSET: tl.constexpr,
 ):  # fmt: skip
-    """All heads of a token of one tensor; the pointers are those of that token."""
-    head = tl.arange(0, HEADS_PAD)[:, None]
+    """CHUNK heads of a token of one tensor, stored where `keep` is set; the pointers are those of that token."""
+    head = chunk * CHUNK + tl.arange(0, CHUNK)[:, None]
     pair = tl.arange(0, HALF_PAD)[None, :]
     rest = 2 * HALF + tl.arange(0, REST_PAD)[None, :]
     if INTERLEAVED:
@@ -29,21 +29,6 @@ def _turn(
     to = out + head * out_head
     a = tl.load(at + first, mask=there, other=0.0).to(tl.float32)
     b = tl.load(at + second, mask=there, other=0.0).to(tl.float32)
-    squares = tl.sum(a * a, 1) + tl.sum(b * b, 1)
-    if D > 2 * HALF:
-        more = tl.load(at + rest, mask=behind, other=0.0).to(tl.float32)
-        squares += tl.sum(more * more, 1)
-    if NORM:
-        factor = tl.rsqrt(squares / D + EPS)[:, None]
-        a *= factor
-        b *= factor
-        if WEIGHT:
-            a *= tl.load(weight + first, mask=pair < HALF, other=0.0).to(tl.float32) + OFFSET
-            b *= tl.load(weight + second, mask=pair < HALF, other=0.0).to(tl.float32) + OFFSET
-        if D > 2 * HALF:
-            more *= factor
-            if WEIGHT:
-                more *= tl.load(weight + rest, mask=rest < D, other=0.0).to(tl.float32) + OFFSET
     if FULL:
         cos_a = tl.load(cos + first, mask=pair < HALF, other=0.0).to(tl.float32)
         sin_a = tl.load(sin + first, mask=pair < HALF, other=0.0).to(tl.float32)
@@ -54,33 +39,51 @@ def _turn(
         sin_a = tl.load(sin + pair, mask=pair < HALF, other=0.0).to(tl.float32)
         cos_b = cos_a
         sin_b = sin_a
-    kind: tl.constexpr = out.dtype.element_ty
-    tl.store(to + first, (a * cos_a - b * sin_a).to(kind), mask=there)
-    tl.store(to + second, (b * cos_b + a * sin_b).to(kind), mask=there)
     if D > 2 * HALF:
-        tl.store(to + rest, more.to(kind), mask=behind)
+        more = tl.load(at + rest, mask=behind, other=0.0).to(tl.float32)
+    if NORM:
+        squares = tl.sum(a * a, 1) + tl.sum(b * b, 1)
+        if D > 2 * HALF:
+            squares += tl.sum(more * more, 1)
+        factor = tl.rsqrt(squares / D + EPS)[:, None]
+        a *= factor
+        b *= factor
+        if WEIGHT:
+            a *= tl.load(weight + first, mask=pair < HALF, other=0.0).to(tl.float32) + OFFSET
+            b *= tl.load(weight + second, mask=pair < HALF, other=0.0).to(tl.float32) + OFFSET
+        if D > 2 * HALF:
+            more *= factor
+            if WEIGHT:
+                more *= tl.load(weight + rest, mask=rest < D, other=0.0).to(tl.float32) + OFFSET
+    kind: tl.constexpr = out.dtype.element_ty
+    tl.store(to + first, (a * cos_a - b * sin_a).to(kind), mask=there & keep)
+    tl.store(to + second, (b * cos_b + a * sin_b).to(kind), mask=there & keep)
+    if D > 2 * HALF:
+        tl.store(to + rest, more.to(kind), mask=behind & keep)
 
 
 @triton.jit
 def norm_rope(
     q, k, q_out, k_out, q_weight, k_weight, cos, sin, q_token, q_head, k_token, k_head, table_token,
-    Q_HEADS: tl.constexpr, Q_PAD: tl.constexpr, K_HEADS: tl.constexpr, K_PAD: tl.constexpr, D: tl.constexpr,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, CHUNK: tl.constexpr, D: tl.constexpr,
     HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, FULL: tl.constexpr, INTERLEAVED: tl.constexpr,
-    NORM: tl.constexpr, WEIGHT: tl.constexpr, EPS: tl.constexpr, OFFSET: tl.constexpr, BOTH: tl.constexpr,
+    NORM: tl.constexpr, WEIGHT: tl.constexpr, EPS: tl.constexpr, OFFSET: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tokens, 2 where there are both tensors, else 1)."""
+    """Grid (tokens, chunks of the heads of q, and of k where there are both tensors)."""
     token = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    q_chunks: tl.constexpr = (Q_HEADS + CHUNK - 1) // CHUNK
     cos += token * table_token
     sin += token * table_token
-    if tl.program_id(1) == 0:
+    if chunk < q_chunks:
         _turn(
-            q + token * q_token, q_out + token * (Q_HEADS * D), q_weight, cos, sin, q_head, D,
-            Q_HEADS, Q_PAD, D, HALF, HALF_PAD, REST_PAD, FULL, INTERLEAVED, NORM, WEIGHT, EPS, OFFSET,
+            q + token * q_token, q_out + token * (Q_HEADS * D), q_weight, cos, sin, q_head, D, chunk, True,
+            Q_HEADS, CHUNK, D, HALF, HALF_PAD, REST_PAD, FULL, INTERLEAVED, NORM, WEIGHT, EPS, OFFSET,
         )  # fmt: skip
-    elif BOTH:
+    else:
         _turn(
-            k + token * k_token, k_out + token * (K_HEADS * D), k_weight, cos, sin, k_head, D,
-            K_HEADS, K_PAD, D, HALF, HALF_PAD, REST_PAD, FULL, INTERLEAVED, NORM, WEIGHT, EPS, OFFSET,
+            k + token * k_token, k_out + token * (K_HEADS * D), k_weight, cos, sin, k_head, D, chunk - q_chunks, True,
+            K_HEADS, CHUNK, D, HALF, HALF_PAD, REST_PAD, FULL, INTERLEAVED, NORM, WEIGHT, EPS, OFFSET,
         )  # fmt: skip
 
 
@@ -88,30 +91,34 @@ def norm_rope(
 def norm_rope_write(
     q, k, v, q_out, k_cache, v_cache, slots, q_weight, k_weight, cos, sin, q_token, q_head, k_token, k_head,
     v_token, v_head, k_block, k_slot, k_to, v_block, v_slot, v_to, table_token,
-    Q_HEADS: tl.constexpr, Q_PAD: tl.constexpr, K_HEADS: tl.constexpr, K_PAD: tl.constexpr, D: tl.constexpr,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, CHUNK: tl.constexpr, D: tl.constexpr,
     HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, FULL: tl.constexpr, INTERLEAVED: tl.constexpr,
-    NORM: tl.constexpr, WEIGHT: tl.constexpr, EPS: tl.constexpr, OFFSET: tl.constexpr, BOTH: tl.constexpr,
+    NORM: tl.constexpr, WEIGHT: tl.constexpr, EPS: tl.constexpr, OFFSET: tl.constexpr,
     BLOCK: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tokens, 2 where there are queries, else 1): the first programs turn keys and put them and values into the
-    caches, the second ones turn queries."""
+    """Grid (tokens, chunks of the heads of k, and of q where there are queries): the first programs turn keys and put
+    them and values into the caches, the others turn queries."""
     token = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    k_chunks: tl.constexpr = (K_HEADS + CHUNK - 1) // CHUNK
     cos += token * table_token
     sin += token * table_token
-    if tl.program_id(1) == 0:
+    if chunk < k_chunks:
+        # What is read does not wait for the slot: a token without one is read in vain.
+        head, dv = chunk * CHUNK + tl.arange(0, CHUNK)[:, None], tl.arange(0, DV_PAD)[None, :]
+        there = (head < K_HEADS) & (dv < DV)
         slot = tl.load(slots + token)
-        if slot >= 0:
-            block, inner = slot // BLOCK, slot % BLOCK
-            _turn(
-                k + token * k_token, k_cache + block * k_block + inner * k_slot, k_weight, cos, sin, k_head, k_to,
-                K_HEADS, K_PAD, D, HALF, HALF_PAD, REST_PAD, FULL, INTERLEAVED, NORM, WEIGHT, EPS, OFFSET,
-            )  # fmt: skip
-            head, dv = tl.arange(0, K_PAD)[:, None], tl.arange(0, DV_PAD)[None, :]
-            there = (head < K_HEADS) & (dv < DV)
-            values = tl.load(v + token * v_token + head * v_head + dv, mask=there)
-            tl.store(v_cache + block * v_block + inner * v_slot + head * v_to + dv, values, mask=there)
-    elif BOTH:
+        values = tl.load(v + token * v_token + head * v_head + dv, mask=there)
+        keep = slot >= 0
+        slot = tl.where(keep, slot, 0)
+        block, inner = slot // BLOCK, slot % BLOCK
         _turn(
-            q + token * q_token, q_out + token * (Q_HEADS * D), q_weight, cos, sin, q_head, D,
-            Q_HEADS, Q_PAD, D, HALF, HALF_PAD, REST_PAD, FULL, INTERLEAVED, NORM, WEIGHT, EPS, OFFSET,
+            k + token * k_token, k_cache + block * k_block + inner * k_slot, k_weight, cos, sin, k_head, k_to, chunk,
+            keep, K_HEADS, CHUNK, D, HALF, HALF_PAD, REST_PAD, FULL, INTERLEAVED, NORM, WEIGHT, EPS, OFFSET,
+        )  # fmt: skip
+        tl.store(v_cache + block * v_block + inner * v_slot + head * v_to + dv, values, mask=there & keep)
+    else:
+        _turn(
+            q + token * q_token, q_out + token * (Q_HEADS * D), q_weight, cos, sin, q_head, D, chunk - k_chunks, True,
+            Q_HEADS, CHUNK, D, HALF, HALF_PAD, REST_PAD, FULL, INTERLEAVED, NORM, WEIGHT, EPS, OFFSET,
         )  # fmt: skip

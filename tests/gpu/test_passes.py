@@ -36,12 +36,16 @@ def made(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
     return x.cuda()
 
 
-def compare(have: Tensor, want: Tensor) -> None:
-    """NaN where it should be, at most one step of FP8 away, and that for few."""
+def compare(have: Tensor, want: Tensor, noise: Tensor | float = 0.0) -> None:
+    """NaN where it should be, at most one step of FP8 away, and that for few.
+
+    Args:
+        noise: what rounding before the last step may have made of it besides.
+    """
     assert (have.dtype, have.shape) == (want.dtype, want.shape)
     a, b = have.float(), want.float()
     assert bool((a.isnan() == b.isnan()).all())
-    error = ((a - b).abs() / b.abs().clamp(min=2.0**-6)).nan_to_num(0)
+    error = (((a - b).abs() - noise).clamp(min=0) / b.abs().clamp(min=2.0**-6)).nan_to_num(0)
     if error.numel() and have.dtype == torch.float8_e4m3fn:
         assert float(error.max()) <= 0.126
         assert float((error > 0).float().mean()) <= 0.02
@@ -68,8 +72,12 @@ def test_quantising_kernels(shape: tuple[int, ...], dtype: torch.dtype, how: str
     gate, up = torch.cat([x, other], -1).chunk(2, -1)
     for activation in range(3):
         found = fp8_triton.gated(gate, up, scale, activation=activation, **options)
-        for have, want in zip(found, gated_reference(gate, up, scale, activation=activation, **options), strict=True):
-            compare(have, want)
+        expected = gated_reference(gate, up, scale, activation=activation, **options)
+        noise: Tensor | float = 0.0
+        if scale is not None:  # tails of GELU are differences of numbers near 1: the last bit of those, times the rest
+            noise = 2.0**-23 * (gate.float() * up.float()).abs() * (scale if options.get("inverse") else 1 / scale)
+        for index, (have, want) in enumerate(zip(found, expected, strict=True)):
+            compare(have, want, 0.0 if index else noise)
 
 
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
@@ -142,7 +150,10 @@ def test_attention_that_writes_fp8(case: tuple[list[int], list[int]], inverse: b
 
     args = [tensor.cuda() for tensor in batch(*case, width=64, dtype=torch.bfloat16, pad=3)]
     factor = torch.tensor(100.0 if inverse else 0.01, device="cuda")
-    compare(
-        paged_attention(*args, None, factor, output_inverse=inverse),
-        attention_reference(*args, None, factor, output_inverse=inverse),
-    )
+    have = paged_attention(*args, None, factor, output_inverse=inverse)
+    wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in args]
+    want = (attention_reference(*wide) / 0.01).clamp(-448, 448)
+    assert have.dtype == torch.float8_e4m3fn
+    # Half a step of FP8, and what the kernel's bfloat16 weights are off by, which is as large for small results.
+    allowed = want.abs() * 2.0**-4 + 2.0**-10 + 0.01 * want.square().mean(-1, keepdim=True).sqrt()
+    assert bool(((have.double() - want).abs() <= allowed).all())

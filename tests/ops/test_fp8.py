@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from fxc.ops.fp8 import gated_fp8, gated_reference, norm_fp8, norm_reference
-from fxc.ops.fp8_plan import tiles
+from fxc.ops.fp8_plan import parts, whole_rows
 
 FP8 = torch.float8_e4m3fn
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -133,13 +133,21 @@ def test_fakes_agree_with_the_references() -> None:
 
 def test_rows_are_shared_out() -> None:
     for width in (1, 16, 100, 1000, 4096, 8192, 16384):
-        block, rows, warps = tiles(width)
+        block, rows, warps = whole_rows(width)
         assert block >= width
         assert block & (block - 1) == 0
         assert block < 2 * max(width, 16)
         assert rows * block >= 2048
         assert rows == 1 or rows * block == 2048
         assert warps in (4, 8, 16)
+
+
+def test_rows_are_taken_apart() -> None:
+    assert parts(16384) == parts(1024) == (1024, 1, 4)
+    assert parts(100) == (128, 8, 4)
+    assert parts(4096, 128) == (1024, 1, 4)
+    assert parts(4096, 2048) == (2048, 1, 8), "a group is not taken apart"
+    assert parts(1) == (16, 64, 4)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")

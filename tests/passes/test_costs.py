@@ -24,8 +24,10 @@ def gated(x: Tensor, scale: Tensor) -> Tensor:
 TEXT = piece(gated, {"x": "float32[n, 128]", "scale": "float32[]"})
 
 
-def cost(rows: int, fused: float, apart: float, width: int = 64, fusion: str = "gated_quant") -> Cost:
-    return Cost(fusion, (9, 0), rows, width, fused, apart, "a.json")
+def cost(
+    rows: int, fused: float, apart: float, width: int = 64, fusion: str = "gated_quant", form: str = "static"
+) -> Cost:
+    return Cost(fusion, form, (9, 0), rows, width, fused, apart, "a.json")
 
 
 @pytest.mark.parametrize(
@@ -53,9 +55,22 @@ def test_by_sizes(low: int, high: int, kept: bool) -> None:
         assert ran.changed_by == ()
 
 
-@pytest.mark.parametrize("known", [[], [cost(1, 9.0, 1.0, fusion="norm_quant")]])
+@pytest.mark.parametrize("known", [[], [cost(1, 9.0, 1.0, fusion="norm_quant")], [cost(1, 9.0, 1.0, form="per token")]])
 def test_what_nothing_was_measured_of_is_kept(known: list[Cost]) -> None:
     assert outcome(run(TEXT, Range((("n", 1, 64),)), [GatedQuant()], known), "gated_quant").matches
+
+
+def test_scales_that_are_computed_have_measurements_of_their_own() -> None:
+    def per_token(x: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = x.chunk(2, -1)
+        y = silu(gate) * up
+        scale = (y.abs().amax(-1, keepdim=True) / 448).clamp(min=1e-9)
+        return (y / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale
+
+    text = piece(per_token, {"x": "float32[n, 128]"})
+    for form, kept in (("static", True), ("per block", True), ("per token", False)):
+        ran = run(text, Range((("n", 1, 64),)), [GatedQuant()], [cost(1, 9.0, 1.0, form=form)])
+        assert bool(outcome(ran, "gated_quant").matches) == kept, form
 
 
 def test_the_table_has_measurements_with_their_source() -> None:
