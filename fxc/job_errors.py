@@ -33,12 +33,12 @@ def failure(unit: Unit, reply: Reply, checking: bool) -> FxcError:
             "the compiler miscompiles this piece: cut it at an op with partition.splitting_ops, or build with -O0",
         )
     else:
-        error = CompileError(
-            f"the binary of {unit.label} does not run: {reply.error}",
-            "a host compiler that links libstdc++ statically makes such binaries: try CXX=g++"
-            if "crashed" in reply.error
-            else "`-v` shows more; where memory is short, use fewer --jobs",
-        )
+        hint = "`-v` shows more; where memory is short, use fewer --jobs"
+        if "SIGKILL" in reply.error:
+            hint = "memory was short, most likely: use fewer --jobs, or --no-prove"
+        elif "crashed" in reply.error:
+            hint = "a host compiler that links libstdc++ statically makes such binaries: try CXX=g++"
+        error = CompileError(f"the binary of {unit.label} does not run: {reply.error}", hint)
     rewritten = f"after passes:\n{unit.text}\n" if unit.text else ""
     error.add_note(f"piece:\n{unit.piece.text}\n{rewritten}{reply.detail}")
     return error

@@ -173,21 +173,21 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
     eager = fx.GraphModule({}, placed(graph, torch.device(job.device)))
     form = "" if job.library else "cpu"
     proof, unproved = [], []
-    budget = min(POINT_BYTES, _free_bytes(job.device) // (HELD * job.share))
+    budget, most = _afforded(job.device, job.share)
     random = any(map(_torch_build.draws, graph.nodes))
     waiting = list(job.points)
     while waiting:
         wanted = waiting.pop(0)
-        point = affordable(job.text, wanted, job.lowest, budget)
+        point = affordable(job.text, wanted, job.lowest, budget, most)
         label = point_label(wanted if point is None else point)
         if point is None:
-            unproved.append({"shape": label, "reason": f"its tensors take several times {budget >> 20} MiB"})
+            unproved.append({"shape": label, "reason": f"its tensors take more than {most >> 20} MiB"})
             continue
         try:
             errors = _check_point(eager, run, job, layouts, point, bool(attention))
         except torch.OutOfMemoryError:  # others have taken what was free
             torch.cuda.empty_cache()
-            budget //= 4
+            budget, most = budget // 4, most // 4
             waiting.insert(0, wanted)
             continue
         if random:
@@ -248,10 +248,10 @@ def time_piece(job: TimeJob) -> dict[str, Any]:
     device = torch.device(job.device)
     pieces = {name: _torch_run.runner(Path(getattr(job, name)), device) for name in ("fused", "apart")}
     _, layouts = parse_graph(job.text)
-    budget = min(POINT_BYTES, _free_bytes(job.device) // HELD)
+    budget, most = _afforded(job.device, 1)
     times = {}
     for wanted in job.points:
-        point = affordable(job.text, wanted, job.lowest, budget)
+        point = affordable(job.text, wanted, job.lowest, budget, most)
         if point is None or point_label(point) in times:
             continue
         try:
@@ -287,13 +287,20 @@ ROUNDS = 20
 CAPTURED = 20
 """Calls in a graph: so many that starting it takes no part of the time."""
 
-HELD = 12
-"""How many times the bytes that `affordable` counts a check holds at its peak: inputs and results twice, and one result
-in double precision."""
+HELD = 8
+"""How many times the bytes that `affordable` counts a check holds at its peak: inputs and results twice, and a tensor that
+is made up in single precision, scaled and rounded."""
 
 
 class MadeUpError(Exception):
     """The model has no answer to made-up inputs: integers that are indices, most of the time."""
+
+
+def _afforded(device: str, share: int) -> tuple[int, int]:
+    """Bytes of the largest tensors in a check, one of `share` at a time; and of the lowest sizes, which some pieces have
+    large weights in. There, half of what is free: a CPU that has no memory left ends the process."""
+    free = _free_bytes(device) // HELD
+    return min(POINT_BYTES, free // share), min(4 * POINT_BYTES, max(free // 2, free // share))
 
 
 def _free_bytes(device: str) -> int:

@@ -29,8 +29,10 @@ OUTLIERS = 0.02
 
 POINT_BYTES = 2 << 30
 """What the four largest tensors of a piece may take together in a check; larger sizes are replaced by smaller ones. A
-check holds some three times as much: inputs twice, results twice, and one result in double precision. Where several
-checks run at once, or memory is short, it is less."""
+check holds several times as much: inputs twice, results twice, and what it takes to make numbers up. Where several checks
+run at once, or memory is short, it is less."""
+AT_ONCE = 1 << 22
+"""Numbers that are compared at a time, in double precision."""
 
 
 def tolerance(text: str) -> float:
@@ -80,11 +82,13 @@ def jumps(text: str) -> Jumps:
     )
 
 
-def affordable(text: str, point: Mapping[str, int], lowest: Mapping[str, int], budget: int) -> dict[str, int] | None:
+def affordable(
+    text: str, point: Mapping[str, int], lowest: Mapping[str, int], budget: int, most: int
+) -> dict[str, int] | None:
     """`point`, its sizes halved, down to `lowest`, until the four largest tensors of the piece fit `budget` bytes.
 
     Returns:
-        None where even the lowest sizes take several times that.
+        None where even at the lowest sizes they take more than `most` bytes.
     """
     layouts = re.findall(r"\b(\w+\[[^\]]*\])(?: strides|\"|$)", text, re.MULTILINE)
     sizes = [parse_layout(layout)[:2] for layout in layouts if layout.split("[")[0] in DTYPES]
@@ -92,7 +96,7 @@ def affordable(text: str, point: Mapping[str, int], lowest: Mapping[str, int], b
     while (total := sum(sorted(_bytes(dtype, shape, point) for dtype, shape in sizes)[-4:])) > budget:
         largest = max(point, key=lambda name: point[name] / max(lowest[name], 1), default=None)
         if largest is None or point[largest] <= lowest[largest]:
-            return point if total <= 4 * budget else None
+            return point if total <= most else None
         point[largest] = max(point[largest] // 2, lowest[largest])
     return point
 
@@ -168,15 +172,31 @@ def row_errors(have: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
     """
     if not want.numel():
         return torch.empty(0)
+    width = want.shape[-1] if want.ndim > 1 else 1  # else every number is a row of its own
+    a, b = have.reshape(-1, width), want.reshape(-1, width)
+    if _equal(have, want):  # most inputs, which may be as large as memory allows
+        return torch.zeros(len(b), dtype=torch.float64, device=b.device)
+    many = max(1, AT_ONCE // width)
+    parts = [_differences(*rows) for rows in zip(a.split(many), b.split(many), strict=True)]
+    difference, norms, broken = (torch.cat(part) for part in zip(*parts, strict=True))
+    scale = torch.maximum(norms, norms.mean()).clamp_min(1e-30)
+    return torch.where(broken, torch.full_like(norms, torch.inf), difference / scale)
+
+
+def _equal(have: torch.Tensor, want: torch.Tensor) -> bool:
+    if have.dtype != want.dtype:
+        return False
+    if want.dtype.itemsize == 1:  # float8 has no comparison everywhere
+        have, want = have.view(torch.uint8), want.view(torch.uint8)
+    return torch.equal(have, want)
+
+
+def _differences(have: torch.Tensor, want: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of each row: the norm of the difference, the norm of what is wanted, whether only one side is finite."""
     wide = torch.complex128 if want.is_complex() else torch.float64
     a, b = have.to(wide), want.to(wide)
-    if want.ndim < 2:  # every number is a row of its own
-        a, b = a.reshape(-1, 1), b.reshape(-1, 1)
-    a, b = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
     equal = (a == b) | (a.isnan() & b.isnan())
     difference = torch.where(equal, torch.zeros_like(a), a - b)
     broken = (~equal & ~(a.isfinite() & b.isfinite())).any(-1)
     norms = torch.where(b.isfinite(), b, torch.zeros_like(b)).norm(dim=-1)
-    scale = torch.maximum(norms, norms.mean()).clamp_min(1e-30)
-    errors = difference.norm(dim=-1) / scale
-    return torch.where(broken, torch.full_like(errors, torch.inf), errors)
+    return difference.norm(dim=-1), norms, broken

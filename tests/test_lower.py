@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -216,3 +217,12 @@ def test_errors_of_jobs(tmp_path: Path, error: str, where: type[Any], kind: type
     assert "all of it" in caught.value.__notes__[0]
     with Cache.open(tmp_path / "cache").try_lock(made().key) as free:
         assert free
+
+
+@pytest.mark.parametrize(("signal", "hint"), [("SIGSEGV", "CXX=g\\+\\+"), ("SIGKILL", "memory was short")])
+def test_what_a_signal_hints_at(tmp_path: Path, signal: str, hint: str) -> None:
+    workers: Any = Workers(tmp_path, f"the process crashed (killed by {signal})", CheckJob)
+    one = Lowering(Cache.open(tmp_path / "cache"), workers, Observer(), ops=UserOps(), prove=True, force=False)
+    with pytest.raises(CompileError) as caught:
+        one.run([made()])
+    assert re.search(hint, caught.value.hint)

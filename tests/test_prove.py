@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fxc import prove
+from fxc import piece_jobs, prove
 from fxc.errors import ProofError
 from fxc.prove import OUTLIERS, TOLERANCES, Jumps, affordable, compare, jumps, row_errors, tolerance
 
@@ -85,6 +85,25 @@ def test_row_errors() -> None:
     assert math.isinf(row_errors(torch.tensor([-math.inf]), torch.tensor([math.inf])).item())
 
 
+def test_row_errors_of_many_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some at a time, which does not show."""
+    want = torch.randn(37, 5, 8)
+    have = want + torch.randn(37, 5, 8) * 1e-3
+    whole = row_errors(have, want)
+    monkeypatch.setattr(prove, "AT_ONCE", 50)
+    assert row_errors(have, want).tolist() == whole.tolist()
+    flat = row_errors(have.flatten(), want.flatten())
+    assert flat.shape == (37 * 5 * 8,)
+
+
+def test_a_check_stays_within_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of several shares it; the lowest sizes of a piece with large weights get half of it."""
+    free = piece_jobs.HELD << 30
+    monkeypatch.setattr(piece_jobs, "_free_bytes", lambda device: free)
+    assert piece_jobs._afforded("cpu", 1) == (1 << 30, 1 << 30)
+    assert piece_jobs._afforded("cpu", 8) == (1 << 27, 1 << 29)
+
+
 def test_a_row_of_zeros_is_measured_by_its_neighbours() -> None:
     want = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
     assert row_errors(want + 1e-6, want)[1].item() == pytest.approx(2.83e-6, rel=0.01)
@@ -137,9 +156,11 @@ def test_few_rows_may_jump_where_ops_jump() -> None:
 
 def test_points_that_fit_the_memory() -> None:
     budget = 64 << 10
-    assert affordable(PIECE, {"n": 1000}, {"n": 1}, prove.POINT_BYTES) == {"n": 1000}
-    assert affordable(PIECE, {"n": 4096}, {"n": 1}, budget) == {"n": 1024}
-    assert affordable(PIECE, {"n": 4096}, {"n": 3000}, budget) == {"n": 3000}  # more, but not several times that
-    assert affordable(PIECE, {"n": 99999}, {"n": 99999}, budget) is None
+    most = 4 * budget
+    assert affordable(PIECE, {"n": 1000}, {"n": 1}, prove.POINT_BYTES, most) == {"n": 1000}
+    assert affordable(PIECE, {"n": 4096}, {"n": 1}, budget, most) == {"n": 1024}
+    assert affordable(PIECE, {"n": 4096}, {"n": 3000}, budget, most) == {"n": 3000}
+    assert affordable(PIECE, {"n": 4096}, {"n": 3000}, budget, budget) is None
+    assert affordable(PIECE, {"n": 99999}, {"n": 99999}, budget, most) is None
     square = 'def piece(in_0: "f32[n, n, m]"):\n    return (in_0,)\n'
-    assert affordable(square, {"n": 256, "m": 1}, {"n": 1, "m": 1}, budget) == {"n": 128, "m": 1}
+    assert affordable(square, {"n": 256, "m": 1}, {"n": 1, "m": 1}, budget, most) == {"n": 128, "m": 1}
