@@ -288,8 +288,8 @@ CAPTURED = 20
 """Calls in a graph: so many that starting it takes no part of the time."""
 
 HELD = 8
-"""How many times the bytes that `affordable` counts a check holds at its peak: inputs and results twice, and a tensor that
-is made up in single precision, scaled and rounded."""
+"""How many times the bytes that `affordable` counts a check holds at its peak: inputs and results twice, and a tensor
+that is made up in single precision, scaled and rounded."""
 
 
 class MadeUpError(Exception):
@@ -297,8 +297,8 @@ class MadeUpError(Exception):
 
 
 def _afforded(device: str, share: int) -> tuple[int, int]:
-    """Bytes of the largest tensors in a check, one of `share` at a time; and of the lowest sizes, which some pieces have
-    large weights in. There, half of what is free: a CPU that has no memory left ends the process."""
+    """Bytes of the largest tensors in a check, one of `share` at a time; and of the lowest sizes, which have large
+    weights in some pieces. There, half of what is free: a CPU that has no memory left ends the process."""
     free = _free_bytes(device) // HELD
     return min(POINT_BYTES, free // share), min(4 * POINT_BYTES, max(free // 2, free // share))
 

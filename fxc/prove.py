@@ -29,8 +29,8 @@ OUTLIERS = 0.02
 
 POINT_BYTES = 2 << 30
 """What the four largest tensors of a piece may take together in a check; larger sizes are replaced by smaller ones. A
-check holds several times as much: inputs twice, results twice, and what it takes to make numbers up. Where several checks
-run at once, or memory is short, it is less."""
+check holds several times as much: inputs twice, results twice, and what it takes to make numbers up. Where several
+checks run at once, or memory is short, it is less."""
 AT_ONCE = 1 << 22
 """Numbers that are compared at a time, in double precision."""
 
