@@ -7,6 +7,7 @@ python benchmarks/fp8_step.py [--layers 32] [--tokens 1,8,64,256,2048] [--name h
     inductor  the same model without them: plain torch ops, which Inductor fuses as it sees fit
     apart     norm, activation and quantisation each a kernel of its own, as custom ops
     bound     quantisation taken out: no fusion of it can be faster
+    PASS      one of our passes alone
 
 All are built by fxc, static per-tensor scales, one causal sequence of the tokens, and run as CUDA graphs of the whole
 step, in turns. With `--cache-dir`, what an earlier run built there is taken. `--dry-run` builds and runs a tiny one on
@@ -37,8 +38,10 @@ HERE = Path(__file__).parent
 SHAPE = {"hidden": 4096, "heads": 32, "kv_heads": 8, "intermediate": 14336, "vocab": 128256}
 TINY = {"hidden": 64, "heads": 4, "kv_heads": 2, "intermediate": 128, "vocab": 96}
 OFF = {name: {"enabled": False} for name in ("norm_quant", "gated_quant", "norm_rope", "row_linear", "rope_write")}
+ALONE = ("norm_quant", "gated_quant", "norm_rope", "row_linear")
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fused": ("FP8Llama", {}), "inductor": ("FP8Llama", OFF), "apart": ("apart", OFF), "bound": ("bound", {}),
+    **{name: ("FP8Llama", {**OFF, name: {"enabled": True}}) for name in ALONE},
 }  # fmt: skip
 REPEATS = 20
 
@@ -106,8 +109,8 @@ def main() -> None:
             times = measure(calls, 2 if options.dry_run else REPEATS, wait)
             found["sizes"][str(count)] = {name: msgspec.to_builtins(times[name]) for name in calls}
             print(count, {name: f"{times[name].step_us:.0f} µs" for name in calls}, flush=True)
-    if not options.dry_run:
-        save(options.name, found)
+            if not options.dry_run:
+                save(options.name, found)
 
 
 def save(name: str, found: dict[str, Any]) -> None:
@@ -116,15 +119,20 @@ def save(name: str, found: dict[str, Any]) -> None:
         f"# A step in FP8, {found['layers']} layers of Llama-3.1-8B's shape: {where['device']}, "
         f"torch {where['torch']}, {where['date']}",
         "", "Milliseconds, whole-step CUDA graphs.", "",
-        f"| tokens | {' | '.join(VARIANTS)} | fused / inductor | fused / bound |",
-        f"| --- |{' --- |' * (len(VARIANTS) + 2)}",
+        "| tokens | fused | inductor | apart | bound | fused / inductor | fused / bound |",
+        f"|{' --- |' * 7}",
     ]  # fmt: skip
-    for count, times in found["sizes"].items():
-        us = {variant: times[variant]["step_us"] for variant in VARIANTS}
-        shown = " | ".join(f"{value / 1e3:.3f}" for value in us.values())
+    steps = {count: {name: time["step_us"] for name, time in times.items()} for count, times in found["sizes"].items()}
+    for count, us in steps.items():
+        shown = " | ".join(f"{us[name] / 1e3:.3f}" for name in ("fused", "inductor", "apart", "bound"))
         lines.append(f"| {count} | {shown} | {us['fused'] / us['inductor']:.3f} | {us['fused'] / us['bound']:.3f} |")
+    if all(name in us for us in steps.values() for name in ALONE):
+        lines += ["", "Microseconds that each pass alone takes off the step of Inductor.", ""]
+        lines += [f"| tokens | {' | '.join(ALONE)} | all | bound |", f"|{' --- |' * (len(ALONE) + 3)}"]
+        for count, us in steps.items():
+            gains = [us["inductor"] - us[name] for name in (*ALONE, "fused", "bound")]
+            lines.append(f"| {count} | {' | '.join(f'{gain:.0f}' for gain in gains)} |")
     results_files.save(name, found, lines)
-    print("\n".join(lines), flush=True)
 
 
 if __name__ == "__main__":
