@@ -78,7 +78,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def build(request: pytest.FixtureRequest, cache: Path) -> Callable[..., Manifest]:
-    """`build("tiny_llama", "h200", "key=value", ...)`: the manifest."""
+    """`build("tiny_llama", "h200", "key=value", ...)`: the manifest. Of an example, or of a model.yaml elsewhere."""
     results = request.config.pluginmanager.get_plugin("virtual-results")
     assert isinstance(results, Results)
     made: dict[tuple[str, ...], Manifest] = {}
@@ -86,9 +86,16 @@ def build(request: pytest.FixtureRequest, cache: Path) -> Callable[..., Manifest
     def run(example: str, target: str, *overrides: str) -> Manifest:
         if (example, target, *overrides) not in made:
             every = ["device=cuda", "compile.sizes=[]", *overrides]
-            result = fxc.build(EXAMPLES / f"{example}.yaml", overrides=every, target=target, cache_dir=cache)
+            path = Path(example) if example.endswith(".yaml") else EXAMPLES / f"{example}.yaml"
+            result = fxc.build(path, overrides=every, target=target, cache_dir=cache)
             manifest = Cache.open(cache).artifact(result.hash).manifest
-            results.built(example, target, overrides, manifest, result.seconds["total"])
+            results.built(
+                path.parent.name if example.endswith(".yaml") else example,
+                target,
+                overrides,
+                manifest,
+                result.seconds["total"],
+            )
             made[example, target, *overrides] = manifest
         return made[example, target, *overrides]
 

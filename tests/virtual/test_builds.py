@@ -42,6 +42,38 @@ def test_a_decoder(build: Build, target: str) -> None:
     assert all(binary.needs["GLIBC"] for binary in manifest.binaries.values())
 
 
+@pytest.mark.parametrize("target", ARCHS)
+def test_an_encoder(build: Build, target: str) -> None:
+    """MiniLM from Hugging Face: a batch and a length, attention between pieces."""
+    manifest = build("minilm", target)
+    kernels = [kernel for binary in manifest.binaries.values() for kernel in binary.kernels]
+    assert {kernel.arch.rstrip("af") for kernel in kernels} == {ARCHS[target]}
+    assert {piece.kind for pieces in manifest.pieces.values() for piece in pieces} == {"compiled", "eager"}
+    assert manifest.proved
+
+
+@pytest.fixture(scope="module")
+def paged(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """model.yaml of a Llama with a paged cache."""
+    pytest.importorskip("transformers")
+    from tests.huggingface import stock
+    from tests.huggingface.test_generate import PAGED
+
+    path = stock.write(tmp_path_factory.mktemp("models") / "paged_llama", "llama", level=2)
+    path.write_text(path.read_text() + PAGED)
+    return str(path)
+
+
+@pytest.mark.parametrize("target", ARCHS)
+def test_paged_attention(build: Build, paged: str, target: str) -> None:
+    """Its kernels are in the binaries, and nothing is left to a server."""
+    manifest = build(paged, target)
+    kernels = {kernel.name for binary in manifest.binaries.values() for kernel in binary.kernels}
+    assert {"attend", "norm_rope_write"} <= kernels
+    assert {piece.kind for pieces in manifest.pieces.values() for piece in pieces} == {"compiled"}
+    assert manifest.backends["fxc.attention.paged"] == "triton"
+
+
 @pytest.mark.parametrize("target", ["l4", "h200", "b200"])
 def test_fp8(build: Build, target: str) -> None:
     """Fusions to FP8 are in the binaries where the device has it."""
