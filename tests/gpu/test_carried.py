@@ -1,5 +1,5 @@
-"""An artifact that was built on a machine without a GPU: loaded here with no compilation, verified, and as fast as one
-that is built here.
+"""An artifact that was built on a machine without a GPU: loaded here with no compilation, verified, and under the key
+of one that is built here. `benchmarks/carried.py` compares their steps.
 
 FXC_CARRIED names the artifact of examples/tiny_llama.yaml, a file of `fxc export` for this kind of GPU:
 
@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +21,12 @@ import torch
 
 import fxc
 from fxc.cache import Cache, Trust
-from fxc.ready import make_input, make_weight
 
 CARRIED = os.environ.get("FXC_CARRIED", "")
 pytestmark = pytest.mark.skipif(
     not CARRIED or not torch.cuda.is_available(), reason="needs an NVIDIA GPU, and FXC_CARRIED"
 )
 ROOT = Path(__file__).parents[2]
-SLOWER = 1.25
-"""How much slower than a native build a step may be: rules have chosen what a native build times."""
 
 
 @pytest.fixture(scope="module")
@@ -71,34 +66,6 @@ def test_it_is_right_at_all_edges(cache: Path, hash: str) -> None:
         assert shapes >= (ends if ".." in binary.range else {binary.range})
         assert {line.form for line in binary.proof} == {""}
     assert command(cache, "warm", hash, "--require-verified")["code"] == 0
-
-
-def step(program: Any, tokens: int) -> float:
-    """Median seconds of a step without graphs."""
-    generator = torch.Generator("cuda").manual_seed(0)
-    program.bind({weight.name: make_weight(weight, generator) for weight in program.manifest.weights})
-    inputs = {entry.name: make_input(entry, {"num_tokens": tokens}, generator) for entry in program.manifest.inputs}
-    times = []
-    for _ in range(60):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        program(**inputs)
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times[10:])
-
-
-def test_it_is_as_fast_as_a_native_build(cache: Path, hash: str, tmp_path: Path) -> None:
-    carried = fxc.load(hash, cache_dir=cache)
-    spec = carried.manifest.spec
-    overrides = ["device=cuda", f"model.dtype={spec.model.dtype}", f"model.args={json.dumps(spec.model.args)}"]
-    overrides.append(f"compile.sizes={json.dumps(spec.compile.sizes)}")
-    built = fxc.build(ROOT / "examples" / "tiny_llama.yaml", overrides=overrides, cache_dir=tmp_path)
-    native = fxc.load(built.hash, cache_dir=tmp_path)
-    sizes = [size for size in carried.sizes if isinstance(size, int)]
-    times = {tokens: (step(carried, tokens), step(native, tokens)) for tokens in (*sizes, 37, 1021)}
-    print({tokens: [f"{took * 1e6:.0f} µs" for took in pair] for tokens, pair in times.items()})
-    assert all(ours < SLOWER * theirs for ours, theirs in times.values()), times
 
 
 def test_the_key_is_that_of_a_native_build(cache: Path, hash: str, tmp_path: Path) -> None:
