@@ -1,12 +1,12 @@
 """Times `fxc::attention.paged` on a GPU against PyTorch's own attention, and writes results/NAME.json and NAME.md.
 
-python benchmarks/attention.py [--name h200-attention] [--limit SECONDS] [--skip flex]
+python benchmarks/attention.py [--name h200-attention] [--limit SECONDS] [--skip flex] [--tiles]
 
 Heads are those of Llama-3.1-8B (32 of queries, 8 of keys and values, 128 wide) in bfloat16, blocks hold 16 keys and lie
 in no order. A number is the time of one call inside a CUDA graph of many that go round caches of more than 256 MB, so
 that no call finds its keys in the L2. Peers get what suits them: keys and values dense, contiguous, without a block
 table. SDPA is the fastest of its backends; FlexAttention is compiled for the shape. A mixed batch is
-two calls for them.
+two calls for them. `--tiles` times prefill with other tiles instead, and writes results/NAME-tiles.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import results_files
@@ -29,7 +29,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from fxc.ops import kv_write, paged_attention
+from fxc.ops import kv_write, paged_attention, paged_triton
+from fxc.ops.paged_plan import decide
 from fxc.timing import copy_bandwidth
 
 HEADS, KV_HEADS, WIDTH, BLOCK = 32, 8, 128, 16
@@ -175,6 +176,41 @@ def flex(case: Case) -> float:
     return clock([functools.partial(call, parts) for parts in inputs])
 
 
+TILES = (
+    (128, 64, 8, 2, 128), (128, 64, 8, 3, 128), (128, 64, 8, 2, None), (128, 64, 8, 3, None), (128, 64, 4, 2, None),
+    (128, 64, 4, 3, 255), (64, 64, 4, 2, None), (64, 64, 4, 2, 128), (64, 64, 4, 3, None), (64, 64, 4, 2, 168),
+    (64, 128, 4, 2, None), (64, 32, 4, 3, 128), (128, 32, 8, 3, 128), (128, 32, 8, 4, 128), (128, 128, 8, 2, None),
+    (128, 128, 8, 2, 168), (128, 64, 8, 2, 160), (256, 64, 8, 2, None), (256, 64, 16, 2, 128), (128, 128, 8, 3, None),
+    (256, 64, 8, 3, None), (128, 64, 8, 4, None), (128, 64, 8, 1, 128),
+)  # fmt: skip
+"""Rows, keys, warps, stages and the most registers of a thread."""
+
+
+def tiles(name: str, title: str) -> None:
+    """Microseconds of the wide tiles alone, of the launches for short requests, and of all of it."""
+    cases = [case for case in CASES if case.name.startswith("prefill")]
+    inputs = {case.name: [paged(case) for _ in range(max(2, sets(case)))] for case in cases}
+    times: dict[str, list[float]] = {}
+    for case in cases:
+        new = [new for count, new, _ in case.parts for _ in range(count)]
+        chosen = decide(
+            sum(new), len(new), heads=HEADS, kv_heads=KV_HEADS, d=WIDTH, dv=WIDTH, max_keys=case.parts[0][2]
+        )
+        plans = {"as chosen": chosen, "its launches for short requests": chosen[1:]}
+        for rows, keys, warps, stages, registers in TILES:
+            label = f"{rows} rows, {keys} keys, {warps} warps, {stages} stages, registers {registers or 'any'}"
+            wide = replace(chosen[0], rows=rows, keys=keys, warps=warps, stages=stages, registers=registers)
+            plans[label] = (wide,)
+        for label, plan in plans.items():
+            calls = [functools.partial(paged_triton.attend, *one, plan=plan) for one in inputs[case.name]]
+            times.setdefault(label, []).append(clock(calls) * 1e6 if plan else 0.0)
+    lines = [f"# Tiles of prefill, µs: {title}", "", f"| | {' | '.join(case.name for case in cases)} |"]
+    lines += [f"|{' --- |' * (len(cases) + 1)}"]
+    lines += [f"| {label} | {' | '.join(f'{us:.1f}' for us in row)} |" for label, row in times.items()]
+    results_files.save(f"{name}-tiles", {"cases": [case.name for case in cases], "us": times}, lines)
+    print("\n".join(lines))
+
+
 def writing() -> dict[str, float]:
     found = {}
     for tokens in (1, 256, 2048):
@@ -196,11 +232,15 @@ def main() -> None:
     parser.add_argument("--name", default="h200-attention")
     parser.add_argument("--limit", type=float, default=500)
     parser.add_argument("--skip", nargs="*", default=[])
+    parser.add_argument("--tiles", action="store_true")
     args = parser.parse_args()
     deadline = time.monotonic() + args.limit
     bandwidth = copy_bandwidth(torch.device("cuda"))
     where = machine("cuda")
     title = f"{where['device']}, {where['cores']} cores, torch {where['torch']}, {where['date']}"
+    if args.tiles:
+        tiles(args.name, title)
+        return
     found: dict[str, Any] = {"machine": where, "copy": bandwidth, "cases": {}, "kv_write": writing()}
     lines = [f"# {title}", "", f"Copy: {bandwidth * 1e-9:.0f} GB/s. kv_write of " + ", ".join(
         f"{tokens} tokens: {seconds * 1e6:.1f} µs" for tokens, seconds in found["kv_write"].items()

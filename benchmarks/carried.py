@@ -118,7 +118,8 @@ def main() -> None:
             "carried": taken,
             "native": native.seconds,
             "differing": {
-                kind: [name for name, value in keys[NATIVE].items() if key[name] != value] for kind, key in keys.items()
+                kind: [name for name, value in keys[NATIVE].items() if key.get(name) != value]
+                for kind, key in keys.items()
             },
             "sizes": times(programs, device),
         }

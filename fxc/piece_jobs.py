@@ -181,11 +181,13 @@ def check_piece(job: CheckJob) -> dict[str, Any]:
         point = affordable(job.text, wanted, job.lowest, budget, most)
         label = point_label(wanted if point is None else point)
         if point is None:
-            unproved.append({"shape": label, "reason": f"its tensors take more than {most >> 20} MiB"})
+            unproved.append({"shape": label, "reason": f"its tensors take more than {most / 2**20:.3g} MiB"})
             continue
         try:
             errors = _check_point(eager, run, job, layouts, point, bool(attention))
         except torch.OutOfMemoryError:  # others have taken what was free
+            errors = None
+        if errors is None:
             torch.cuda.empty_cache()
             budget, most = budget // 4, most // 4
             waiting.insert(0, wanted)
@@ -297,10 +299,10 @@ class MadeUpError(Exception):
 
 
 def _afforded(device: str, share: int) -> tuple[int, int]:
-    """Bytes of the largest tensors in a check, one of `share` at a time; and of the lowest sizes, which have large
-    weights in some pieces. There, half of what is free: a CPU that has no memory left ends the process."""
+    """Bytes of the largest tensors in a check, one of `share` at a time; and twice that of the lowest sizes, which have
+    large weights in few pieces: not all checks at once are theirs."""
     free = _free_bytes(device) // HELD
-    return min(POINT_BYTES, free // share), min(4 * POINT_BYTES, max(free // 2, free // share))
+    return min(POINT_BYTES, free // share), min(4 * POINT_BYTES, 2 * free // max(share, 2))
 
 
 def _free_bytes(device: str) -> int:

@@ -177,7 +177,9 @@ def _failure(what: str, error: str, detail: str) -> ProofError | CompileError:
             f"{what} does not equal eager: {error.removeprefix('ProofError: ')}", "build it on this machine"
         )
     else:
-        made = CompileError(f"{what} does not run: {error}", "`-v` shows more; build it on this machine")
+        short = "memory was short, most likely: use fewer --jobs"
+        hint = short if "SIGKILL" in error else "`-v` shows more; build it on this machine"
+        made = CompileError(f"{what} does not run: {error}", hint)
     made.add_note(detail)
     return made
 

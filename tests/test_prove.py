@@ -96,12 +96,12 @@ def test_row_errors_of_many_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert flat.shape == (37 * 5 * 8,)
 
 
-def test_a_check_stays_within_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of several shares it; the lowest sizes of a piece with large weights get half of it."""
+def test_checks_share_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lowest sizes of a piece with large weights get two shares."""
     free = piece_jobs.HELD << 30
     monkeypatch.setattr(piece_jobs, "_free_bytes", lambda device: free)
     assert piece_jobs._afforded("cpu", 1) == (1 << 30, 1 << 30)
-    assert piece_jobs._afforded("cpu", 8) == (1 << 27, 1 << 29)
+    assert piece_jobs._afforded("cpu", 8) == (1 << 27, 1 << 28)
 
 
 def test_a_row_of_zeros_is_measured_by_its_neighbours() -> None:
@@ -114,6 +114,13 @@ def test_a_row_of_zeros_is_measured_by_its_neighbours() -> None:
 def test_equal_tensors_of_any_kind(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     tensor = torch.ones(shape).to(dtype)
     assert compare([tensor], [tensor.clone()], 1, PIECE, "n=1")["max_rel_err"] == 0.0
+
+
+def test_equal_bytes_are_equal() -> None:
+    """Of a type without comparison, NaN among them."""
+    row = torch.tensor([[math.nan, 448.0, -0.0]]).to(torch.float8_e4m3fn)
+    assert row_errors(row, row.clone()).tolist() == [0.0]
+    assert row_errors(row, row.float()).tolist() == [0.0]
 
 
 def test_errors_name_the_tensor() -> None:

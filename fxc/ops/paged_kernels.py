@@ -9,8 +9,8 @@ that read the same key/value head, over KEYS keys at a time. `BY` says which que
     TILE      ROWS // GROUP queries of one request; tile b belongs to the last r with starts[r] // QUERIES + r <= b
 
 What a grid needs is known from shapes, so programs find their request from the tensors and leave early when there is
-none: the last one that begins at or before their tile or token. They compare with 128 requests in one step, as a binary
-search is a chain of loads that wait for each other.
+none: the last one that begins at or before their tile or token; the first one begins at token 0. They compare with 128
+requests in one step, as a binary search is a chain of loads that wait for each other.
 With `SPLIT`, the keys of a tile are shared by several programs, which write normalised partial results and their
 log-sum-exp, and `merge` puts these together.
 """

@@ -1,5 +1,9 @@
 # mypy: ignore-errors
-"""The Triton kernels of `fxc::norm_rope` and `fxc::norm_rope_write`. Imported when one is first launched or traced."""
+"""The Triton kernels of `fxc::norm_rope` and `fxc::norm_rope_write`. Imported when one is first launched or traced.
+
+What torch takes for written is what is stored to in any branch that is compiled, hence BOTH: of one tensor alone, the
+arguments of the other one are its own again.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +71,7 @@ def norm_rope(
     q, k, q_out, k_out, q_weight, k_weight, cos, sin, q_token, q_head, k_token, k_head, table_token,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, CHUNK: tl.constexpr, D: tl.constexpr,
     HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, FULL: tl.constexpr, INTERLEAVED: tl.constexpr,
-    NORM: tl.constexpr, WEIGHT: tl.constexpr, EPS: tl.constexpr, OFFSET: tl.constexpr,
+    NORM: tl.constexpr, WEIGHT: tl.constexpr, EPS: tl.constexpr, OFFSET: tl.constexpr, BOTH: tl.constexpr,
 ):  # fmt: skip
     """Grid (tokens, chunks of the heads of q, and of k where there are both tensors)."""
     token = tl.program_id(0).to(tl.int64)
@@ -80,7 +84,7 @@ def norm_rope(
             q + token * q_token, q_out + token * (Q_HEADS * D), q_weight, cos, sin, q_head, D, chunk, True,
             Q_HEADS, CHUNK, D, HALF, HALF_PAD, REST_PAD, FULL, INTERLEAVED, NORM, WEIGHT, EPS, OFFSET,
         )  # fmt: skip
-    else:
+    elif BOTH:
         _turn(
             k + token * k_token, k_out + token * (K_HEADS * D), k_weight, cos, sin, k_head, D, chunk - q_chunks, True,
             K_HEADS, CHUNK, D, HALF, HALF_PAD, REST_PAD, FULL, INTERLEAVED, NORM, WEIGHT, EPS, OFFSET,
@@ -93,7 +97,7 @@ def norm_rope_write(
     v_token, v_head, k_block, k_slot, k_to, v_block, v_slot, v_to, table_token,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, CHUNK: tl.constexpr, D: tl.constexpr,
     HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, FULL: tl.constexpr, INTERLEAVED: tl.constexpr,
-    NORM: tl.constexpr, WEIGHT: tl.constexpr, EPS: tl.constexpr, OFFSET: tl.constexpr,
+    NORM: tl.constexpr, WEIGHT: tl.constexpr, EPS: tl.constexpr, OFFSET: tl.constexpr, BOTH: tl.constexpr,
     BLOCK: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr,
 ):  # fmt: skip
     """Grid (tokens, chunks of the heads of k, and of q where there are queries): the first programs turn keys and put
@@ -117,7 +121,7 @@ def norm_rope_write(
             keep, K_HEADS, CHUNK, D, HALF, HALF_PAD, REST_PAD, FULL, INTERLEAVED, NORM, WEIGHT, EPS, OFFSET,
         )  # fmt: skip
         tl.store(v_cache + block * v_block + inner * v_slot + head * v_to + dv, values, mask=there & keep)
-    else:
+    elif BOTH:
         _turn(
             q + token * q_token, q_out + token * (Q_HEADS * D), q_weight, cos, sin, q_head, D, chunk - k_chunks, True,
             Q_HEADS, CHUNK, D, HALF, HALF_PAD, REST_PAD, FULL, INTERLEAVED, NORM, WEIGHT, EPS, OFFSET,

@@ -31,7 +31,7 @@ def norm_rope(
         kernels.norm_rope, (q.shape[0], sum(map(_chunks, rows))),
         q, k, out[0], out[-1], scales[0], scales[-1], *tables, q.stride(0), q.stride(1), k.stride(0), k.stride(1),
         tables[0].shape[1], **_constants(q, k, cos, rotary), INTERLEAVED=interleaved, NORM=norm, WEIGHT=bool(weights),
-        EPS=eps, OFFSET=offset,
+        EPS=eps, OFFSET=offset, BOTH=len(x) == 2,
     )  # fmt: skip
     return out
 
@@ -52,7 +52,7 @@ def norm_rope_write(
         q, k, v, out[0] if out else q, k_cache, v_cache, slot_mapping, scales[0], scales[-1], *tables,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), *k_cache.stride()[:3],
         *v_cache.stride()[:3], tables[0].shape[1], **_constants(q, k, cos, rotary), INTERLEAVED=interleaved, NORM=norm,
-        WEIGHT=bool(weights), EPS=eps, OFFSET=offset, BLOCK=k_cache.shape[1], DV=v.shape[2],
+        WEIGHT=bool(weights), EPS=eps, OFFSET=offset, BOTH=len(x) == 2, BLOCK=k_cache.shape[1], DV=v.shape[2],
         DV_PAD=_pad(v.shape[2]),
     )  # fmt: skip
     return out
@@ -64,7 +64,7 @@ def _constants(q: Tensor, k: Tensor, cos: Tensor, rotary: int) -> dict[str, Any]
     return {
         "Q_HEADS": q.shape[1], "K_HEADS": k.shape[1], "CHUNK": CHUNK, "D": d, "HALF": rotary // 2,
         "HALF_PAD": _pad(rotary // 2), "REST_PAD": _pad(max(d - rotary, 1)), "FULL": cos.shape[-1] == rotary,
-        "num_warps": max(1, CHUNK * _pad(d) // ELEMENTS),
+        "num_warps": min(16, max(1, CHUNK * _pad(d) // ELEMENTS)),
     }  # fmt: skip
 
 

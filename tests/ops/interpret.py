@@ -96,9 +96,33 @@ def turned_and_written() -> None:
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+def many_heads() -> None:
+    """More heads than one program has, of which the last chunk is not full."""
+    qkv = torch.randn(2, 67, 8, generator=torch.Generator().manual_seed(1))
+    q, k, v, slots = qkv[:, :33], qkv[:, 33:50], qkv[:, 50:], torch.tensor([5, -1])
+    cos, sin = torch.randn(2, 2, 1, 4, generator=torch.Generator().manual_seed(2))
+    options: dict[str, Any] = {"rotary": 8, "norm": True, "eps": 1e-5}
+    have, want = rope_triton.norm_rope((q, k), [], cos, sin, **options), reference((q, k), [], cos, sin, **options)
+    for x in ((q, k), (k,)):
+        caches, expected = ([torch.zeros(2, 4, 17, 8) for _ in range(2)] for _ in range(2))
+        have += [*rope_triton.norm_rope_write(x, v, [], cos, sin, *caches, slots, **options), *caches]
+        want = [*want, *write_reference(x, v, [], cos, sin, *expected, slots, **options), *expected]
+    for a, b in zip(have, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def parts_of_rows() -> None:
+    """Rows of more than one part, the last not full, and of whole groups."""
+    for width, scale, options in ((1025, SCALE, {}), (2560, None, {"floor": 1e-9, "group": 128})):
+        gate, up = rows(2, width, torch.float32)
+        compare(wide(fp8_triton.gated, gate, up, scale, **options), gated_reference(gate, up, scale, **options))
+
+
 if __name__ == "__main__":
     turned()
     turned_and_written()
+    many_heads()
+    parts_of_rows()
     for count, width, dtype in ((3, 100, torch.float32), (1, 1, torch.float32), (5, 384, torch.float16)):
         x, other = rows(count, width, dtype)
         both = torch.cat([x, other], -1)
