@@ -106,7 +106,7 @@ def many_heads() -> None:
     for x in ((q, k), (k,)):
         caches, expected = ([torch.zeros(2, 4, 17, 8) for _ in range(2)] for _ in range(2))
         have += [*rope_triton.norm_rope_write(x, v, [], cos, sin, *caches, slots, **options), *caches]
-        want = [*want, *write_reference(x, v, [], cos, sin, *expected, slots, **options), *expected]
+        want = [*want, *write_reference(x, v, [], cos, sin, expected[0], expected[1], slots, **options), *expected]
     for a, b in zip(have, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
