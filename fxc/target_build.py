@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from fxc.pipeline import BuildResult, Order
 
 
+STOPS = 10.0
+"""Seconds that the child has to end after a signal."""
+
+
 class Failure(msgspec.Struct, frozen=True):
     """An FxcError on its way to the parent."""
 
@@ -60,7 +64,8 @@ def build(record: Record, order: Order, observer: Observer) -> BuildResult:
     """
     from fxc.pipeline import BuildResult
 
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CUDA_VISIBLE_DEVICES": ""}
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    environ["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     child = subprocess.Popen(
         [sys.executable, "-P", "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ,
         start_new_session=True,  # Ctrl-C reaches this process alone, which ends that one
@@ -81,7 +86,11 @@ def build(record: Record, order: Order, observer: Observer) -> BuildResult:
         raise BuildError(f"the build for {record.name} ended unexpectedly with exit code {child.wait()}")
     finally:
         child.terminate()
-        child.wait()
+        try:
+            child.wait(timeout=STOPS)
+        except subprocess.TimeoutExpired:  # in a call that does not return to Python; its workers die with it
+            child.kill()
+            child.wait()
         child.stdout.close()
 
 
