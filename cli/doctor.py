@@ -23,7 +23,7 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Check what a build and a load need on this machine; exit 1 if something needed is not there."""
-    more = target_checks.every(records.find(target)) if target else ()
+    more = target_checks.every(records.find(target)) if target is not None else ()
     found: list[checks.Check] = []
     for check in chain(checks.every(cache_dir), more):
         found.append(check)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from fxc.errors import SpecError
+from fxc.errors import SpecError, UsageError
 
 T = TypeVar("T")
 
@@ -24,6 +24,20 @@ def convert(data: Any, kind: type[T], where: str) -> T:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         raise next(_faults(data, kind, ""), _Fault("", str(error))).error(where) from None
+
+
+def from_json(data: bytes, kind: type[T], what: str, hint: str) -> T:
+    """A `kind` from the text of a file; `what` begins each error: `mine.json is not a target record`.
+
+    Raises:
+        UsageError: it is no JSON, or a key or value is wrong, which is named.
+    """
+    try:
+        return convert(msgspec.json.decode(data), kind, what)
+    except SpecError as error:
+        raise UsageError(error.message, hint) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{what}: {' '.join(str(error).split())}", hint) from None
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

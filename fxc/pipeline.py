@@ -79,7 +79,7 @@ def build(
     force: bool = False, prove: bool = True, rank: int | None = None, world_size: int | None = None,
     dp_rank: int | None = None, cache_dir: str | Path | None = None, remote: str | None = None,
     executor: str = executors.LOCAL, observer: Observer | None = None, passes: Sequence[Pass] = (),
-    target: str | None = None, march: str | None = None, tuning: str = "auto",
+    target: str | Path | None = None, march: str | None = None, tuning: str | Path = "auto",
 ) -> BuildResult:  # fmt: skip
     """Make the artifact for a model.yaml, or find it.
 
@@ -110,7 +110,7 @@ def build(
     """
     order = Order(
         os.fspath(path), tuple(overrides), level, jobs, force, prove, rank, world_size, dp_rank,
-        None if cache_dir is None else os.fspath(cache_dir), remote, march, tuning,
+        None if cache_dir is None else os.fspath(cache_dir), remote, march, os.fspath(tuning),
     )  # fmt: skip
     if target is None:
         return carry_out(order, observer or Observer(), passes=passes, executor=executor)
@@ -118,7 +118,7 @@ def build(
         raise UsageError("passes from Python do not reach a build for a target", "name them in passes.custom")
     if executor != executors.LOCAL:
         raise UsageError(f"--target and --executor {executor}: the nodes of a cluster have devices of their own")
-    return target_build.build(records.find(target), order, observer or Observer())
+    return target_build.build(records.find(os.fspath(target)), order, observer or Observer())
 
 
 class Order(msgspec.Struct, frozen=True):

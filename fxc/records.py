@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 
 from fxc import machine
-from fxc.convert import suggest
+from fxc.convert import from_json, shown, suggest
 from fxc.errors import IncompatibleError, UsageError
 from fxc.target import Target
 
@@ -17,6 +18,12 @@ SUFFIX = ".json"
 NEEDED = (*machine.PROPERTIES, "total_memory")
 """What Inductor, Triton and the check at load read of a device, in any release that fxc is tested with: a part of each
 key, but for the memory. Clocks are in kHz, memory in bytes, the bus in bits."""
+UNTOLD = ("L2_cache_size", "clock_rate", "memory_clock_rate", "memory_bus_width")
+"""Of these, what some devices tell as 0."""
+LARGEST = 2**63 - 1
+LONGEST = 200
+"""Characters of a name: files of a cache are called by it."""
+HINT = "`fxc target dump FILE` writes one"
 PLACE = ("uuid", "pci_bus_id", "pci_device_id", "pci_domain_id", "major", "minor", "gcnArchName")
 """Attributes of torch's device properties that a record leaves out: which device it is rather than of what kind."""
 
@@ -62,7 +69,7 @@ def find(name: str) -> Record:
         try:
             return decode(path.read_bytes(), name)
         except OSError as error:
-            raise UsageError(f"{name} cannot be read: {error.strerror}", "`fxc target dump FILE` writes one") from None
+            raise UsageError(f"{name} cannot be read: {error.strerror}", HINT) from None
     known = shipped()
     if name.lower() not in known:
         raise UsageError(f"there is no target {name!r}", f"{suggest(name, known, 'targets')}; or give a FILE.json")
@@ -73,22 +80,33 @@ def decode(data: bytes, where: str) -> Record:
     """Read a record; `where` is named in the error.
 
     Raises:
-        UsageError: it is not one, or lacks a property that every build needs.
+        UsageError: it is not one, lacks a property that every build needs, or has one that no device has.
     """
-    try:
-        record = msgspec.json.decode(data, type=Record)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{where} is not a target record: {error}", "`fxc target dump FILE` writes one") from None
+    record = from_json(data, Record, f"{where} is not a target record", HINT)
     missing = [field for field in NEEDED if field not in record.properties]
     if missing:
         raise UsageError(
             f"target record {where} has no {', '.join(missing)}", "`fxc target dump FILE` on such a device writes all"
         )
-    wrong = [field for field in NEEDED if field != "name" and not isinstance(record.properties[field], int)]
-    if wrong:
-        value = record.properties[wrong[0]]
-        raise UsageError(f"target record {where}: {wrong[0]} is {value!r}, expected an integer")
+    if wrong := next(_faults(record), ""):
+        raise UsageError(f"target record {where}: {wrong}", "`fxc target show NAME --json` has the form")
     return record
+
+
+def _faults(record: Record) -> Iterator[str]:
+    """What no device tells of itself."""
+    major, minor = record.compute_capability
+    if not (1 <= major <= 99 and 0 <= minor <= 9):
+        yield f"compute_capability is [{major}, {minor}], expected 1 to 99 and 0 to 9"
+    for field in NEEDED:
+        value = record.properties[field]
+        if field == "name":
+            if not (isinstance(value, str) and value.isprintable() and value.strip() and len(value) <= LONGEST):
+                yield f"name is {shown(value)}, expected 1 to {LONGEST} printable characters"
+        elif not isinstance(value, int):
+            yield f"{field} is {shown(value)}, expected an integer"
+        elif not (least := int(field not in UNTOLD)) <= value <= LARGEST:
+            yield f"{field} is {shown(value)}, expected {least} to {LARGEST}"
 
 
 def encode(record: Record) -> bytes:

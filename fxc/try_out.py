@@ -45,7 +45,10 @@ def try_out(
     reply = pool.receive()
     if reply.result is None or not reply.result["kernels"]:
         reason = reply.error or "it has no machine code"
-        error = CompileError(f"a piece for {record.name} cannot be compiled here: {reason}", "fxc doctor --target")
+        error = CompileError(
+            f"a piece for {record.name}, {record.arch}, cannot be compiled here: {reason}",
+            f"`fxc doctor --target` tells what is missing; if nothing, Triton here does not know {record.arch}",
+        )
         error.add_note(reply.detail)
         raise error
     with suppress(OSError):

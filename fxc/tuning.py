@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fxc.cache import Cache, key
+from fxc.convert import from_json
 from fxc.errors import DamagedError, UsageError
 from fxc.target import Target
 
@@ -147,9 +148,9 @@ def decode(data: bytes, where: str) -> Tuning:
         made = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("format")
         if made is not None and bytes(made) != str(FORMAT).encode():
             raise UsageError(f"{where} is a tuning record of format {bytes(made).decode()}, expected {FORMAT}", HINT)
-        record = msgspec.json.decode(data, type=Tuning)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{where} is not a tuning record: {' '.join(str(error).split())}", HINT) from None
+    record = from_json(data, Tuning, f"{where} is not a tuning record", HINT)
     for name, entry in record.kernels.items():
         for configuration in (entry.configuration, entry.rules):
             if wrong := _fault(configuration):

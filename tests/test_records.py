@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -66,6 +67,40 @@ def test_what_is_no_record(tmp_path: Path) -> None:
     wrong = msgspec.structs.replace(record, properties={**record.properties, "L2_cache_size": "60 MB"})
     with pytest.raises(UsageError, match="L2_cache_size is '60 MB', expected an integer"):
         records.decode(records.encode(wrong), "x")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("warp_size", 0, "warp_size is 0, expected 1 to 9223372036854775807"),
+        ("clock_rate", -1, "clock_rate is -1, expected 0 to 9223372036854775807"),
+        ("shared_memory_per_block_optin", 2**70, "shared_memory_per_block_optin is 1180591620717411303424, expected 1"),
+        ("name", 5, "name is 5, expected 1 to 200 printable characters"),
+        ("name", " ", "name is ' ', expected 1"),
+        ("name", "a\nb\x1b[31m", r"name is 'a\nb\x1b[31m', expected 1"),
+        ("name", "x" * 201, "xxx..., expected 1"),
+        ("clock_rate", 1.5, "properties.clock_rate: 1.5 is a number, expected a whole number or text"),
+        ("is_integrated", True, "properties.is_integrated: true is a boolean, expected a whole number or text"),
+        ("compute_capability", [-1, 0], "compute_capability is [-1, 0], expected 1 to 99 and 0 to 9"),
+        ("compute_capability", [9, 10], "compute_capability is [9, 10], expected 1 to 99 and 0 to 9"),
+        ("compute_capability", ["9", 0], "compute_capability[0]: '9' is text, expected a whole number"),
+        ("compute_capability", [9], "compute_capability: [9] has 1 entries, expected 2"),
+    ],
+)
+def test_values_that_no_device_has(field: str, value: object, said: str) -> None:
+    """Limits of a record are held against a device at load: one below zero would let any pass."""
+    record = msgspec.to_builtins(records.find("h200"))
+    (record if field in record else record["properties"])[field] = value
+    with pytest.raises(UsageError, match=re.escape(said)) as caught:
+        records.decode(msgspec.json.encode(record), "x")
+    assert "\n" not in caught.value.message
+    assert caught.value.hint
+
+
+def test_clocks_that_a_device_does_not_tell() -> None:
+    record = records.find("h200")
+    untold = msgspec.structs.replace(record, properties={**record.properties, "memory_clock_rate": 0})
+    assert records.decode(records.encode(untold), "x") == untold
 
 
 def target(name: str, monkeypatch: pytest.MonkeyPatch) -> Target:

@@ -54,6 +54,13 @@ def test_the_model_has_to_be_for_a_gpu() -> None:
     assert (type(caught.value), caught.value.hint) == (UsageError, "--set device=cuda")
 
 
+def test_files_are_named_by_paths_too(tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_bytes(records.encode(RECORD))
+    with pytest.raises(UsageError, match="--target NVIDIA H200: the model is for device cpu"):
+        pipeline.build(EXAMPLE, target=file, tuning=tmp_path / "tuning.json", cache_dir=tmp_path)
+
+
 @pytest.mark.skipif(torch.version.cuda is not None, reason="tests/virtual builds with such a torch")
 def test_a_torch_without_cuda(tmp_path: Path) -> None:
     """The child's error is the parent's, with its class and hint."""

@@ -122,3 +122,4 @@ def test_for_a_target(fxc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not found["libcuda stub"][0]
     assert told.code == 1
     assert fxc("doctor", "--target", "b20").code == 2
+    assert fxc("doctor", "--target", "").code == 2
