@@ -57,7 +57,7 @@ def find(
         place = ranks(rank, world_size, dp_rank)
         name = identity.find(load_spec(path, overrides, level), path.resolve().parent, place, cache)
         if name is None:
-            hint = f"run `fxc build {path}` with the same options"
+            hint = f"run `fxc build {path}`, or name a build with options by its hash; `fxc why {path}` tells more"
             raise CacheMissError(f"{path} is not built, or was changed since", hint)
     else:
         name = cache.resolve(str(ref))

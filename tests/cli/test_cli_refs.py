@@ -36,7 +36,7 @@ def test_what_may_be_written(
     ("ref", "message", "hint"),
     [
         ("model.yaml", "model.yaml is not built, or was changed since",
-         "run `fxc build model.yaml` with the same options"),
+         "run `fxc build model.yaml`, or name a build with options by its hash; `fxc why model.yaml` tells more"),
         ("dddd", "no artifact dddd in {cache}", "`fxc ls` lists what there is"),
         ("./dddd", "dddd is not an artifact: it has no manifest.json", HINT),
         ("{cache}", "{cache} is not an artifact: it has no manifest.json", HINT),

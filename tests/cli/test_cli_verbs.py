@@ -259,7 +259,7 @@ def test_warm_requires_a_hit(fxc: Any, pipeline: dict[str, Any]) -> None:
     assert told.code == CacheMissError.exit_code == 3
     assert told.err.splitlines()[-2:] == [
         "fxc: error: model.yaml is not built, or was changed since",
-        "hint: run `fxc build model.yaml` with the same options",
+        "hint: run `fxc build model.yaml`, or name a build with options by its hash; `fxc why model.yaml` tells more",
     ]  # fmt: skip
 
 
