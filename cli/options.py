@@ -37,6 +37,14 @@ Executor = Annotated[
         help="Where it is compiled: ray, ray:auto, ray:HOST:PORT, ray://HOST:PORT.",
     ),
 ]
+TargetOption = Annotated[
+    str | None,
+    typer.Option("--target", metavar="NAME|FILE", help="Build for a GPU that is not here: see `fxc target ls`."),
+]
+March = Annotated[
+    str | None,
+    typer.Option("--march", metavar="LEVEL", help="x86-64 level of host code around a GPU; default: x86-64-v3."),
+]
 Tuning = Annotated[
     str, typer.Option("--tuning", metavar="FILE|auto|none", help="Record of `fxc tune`; default: the cache's own.")
 ]

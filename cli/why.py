@@ -14,9 +14,11 @@ from fxc.cli.options import (
     DpRank,
     Json,
     Level,
+    March,
     Overrides,
     Quiet,
     RankOption,
+    TargetOption,
     Tuning,
     Verbose,
     WorldSize,
@@ -37,6 +39,8 @@ def run(
         str | None, typer.Argument(metavar="[HASH]", help="What to compare with; default: the nearest artifact.")
     ] = None,
     no_trace: Annotated[bool, typer.Option("--no-trace", help="Compare what can be seen without one.")] = False,
+    target: TargetOption = None,
+    march: March = None,
     tuning: Tuning = "auto",
     overrides: Overrides = None,
     level: Level = None,
@@ -57,6 +61,7 @@ def run(
             found = why.explain(
                 Path(ref), other=other, overrides=tuple(overrides or ()), level=level, rank=rank,
                 world_size=world_size, dp_rank=dp_rank, cache_dir=cache_dir, trace=not no_trace, tuning=tuning,
+                target=target, march=march,
             )  # fmt: skip
     elif other is None or refs.is_spec(other):
         raise UsageError("two hashes are compared, or a model.yaml with a hash", "fxc why MODEL.YAML [HASH]")

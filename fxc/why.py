@@ -14,17 +14,17 @@ from pathlib import Path
 
 import msgspec
 
-from fxc import identity, machine, refs
+from fxc import identity, records, refs
 from fxc.cache import Artifact, Cache
 from fxc.cost import Needed, estimate, expected, label, like
 from fxc.errors import FxcError
 from fxc.manifest import Factor, Manifest, Rank, Source
 from fxc.manifest import Tensor as TensorRecord
+from fxc.pipeline import Goal
 from fxc.ranks import Ranks, ranks
 from fxc.spec import Spec, load_spec
 from fxc.target import Target
 from fxc.tuning import Tuning
-from fxc.tuning import find as find_tuning
 
 GRAPH = "computation_graph.py"
 CONTEXT = 1
@@ -68,14 +68,14 @@ class Why(msgspec.Struct, frozen=True):
 def explain(
     path: Path, *, other: str | Path | None = None, overrides: Iterable[str] = (), level: int | None = None,
     rank: int | None = None, world_size: int | None = None, dp_rank: int | None = None, cache_dir: Path | None = None,
-    trace: bool = True, tuning: str = "auto",
+    trace: bool = True, tuning: str = "auto", target: str | None = None, march: str | None = None,
 ) -> Why:  # fmt: skip
     """Whether a model.yaml is in the cache, and why not.
 
     Args:
         other: the artifact to compare with; by default the nearest one in the cache.
-        trace: whether to trace the model, which takes seconds, where it is not found otherwise.
-        tuning: as of `build`.
+        trace: whether to trace the model, which takes seconds, where it is not found otherwise. Never for a `target`.
+        tuning, target, march: as of `build`.
 
     Raises:
         SpecError: something is wrong with model.yaml or with what it names.
@@ -83,21 +83,20 @@ def explain(
     """
     spec, directory = load_spec(path, overrides, level), path.resolve().parent
     place, cache = ranks(rank, world_size, dp_rank), Cache.open(cache_dir)
-    target = machine.probe(spec.device)
-    record, tuned = find_tuning(tuning, cache, target)
-    found = identity.find(spec, directory, place, cache, compiler=True, target=target, tuning=tuned)
+    goal = Goal.of(spec, None if target is None else records.find(target), march, tuning, cache)
+    found = identity.find(spec, directory, place, cache, compiler=True, target=goal.target, tuning=goal.tuned)
     if found is not None and other is None:
         return Why(True, "it is in the cache", found, found, binaries=len(cache.artifact(found).manifest.binaries))
-    direct = identity.direct_factors(spec, target, place)
+    direct = identity.direct_factors(spec, goal.target, place)
     near = refs.find(other, cache_dir) if other is not None else _nearest(cache, direct)
     changed: tuple[Difference, ...] = ()
     if near is not None:
-        changed = (*_changed(near.manifest, direct, directory, place), *_tools(near.manifest, target, tuned))
+        changed = (*_changed(near.manifest, direct, directory, place), *_tools(near.manifest, goal.target, goal.tuned))
     if found is not None:
         return Why(True, "it is in the cache", found, _hash(near), changed)
-    if not trace:
+    if not trace or goal.record is not None:
         return _guessed(spec, near, changed)
-    return _traced(spec, directory, cache, target, record, near, changed)
+    return _traced(spec, directory, cache, goal.target, goal.tuning, near, changed)
 
 
 def compare(old: Artifact, new: Artifact) -> Why:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import fxc as library
-from fxc import machine, why
+from fxc import machine, tuning
 from fxc.cache import Cache
 from fxc.cost import like
 from fxc.manifest import Binary, Program, Source
@@ -91,10 +91,25 @@ def test_another_compiler(fxc: Any, known: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_tuning_record(fxc: Any, known: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(why, "find_tuning", lambda choice, *_: (None, {"auto": "abcd", "none": ""}[choice]))
+    monkeypatch.setattr(tuning, "find", lambda choice, *_: (None, {"auto": "abcd", "none": ""}[choice]))
     told = fxc("why", "model.yaml", "--no-trace", "--json", "-q").json
     assert (told["hit"], told["changed"]) == (False, [{"name": "tuning", "old": "none", "new": "abcd", "lines": []}])
     assert fxc("why", "model.yaml", "--tuning", "none", "--json", "-q").json["hit"]
+
+
+def test_a_gpu_that_is_not_here(fxc: Any, known: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is traced, and what is compared with is built for the CPU."""
+    monkeypatch.setattr(machine, "torch_version", lambda: ("2.11.0", "13.0"))
+    words = ("why", "model.yaml", "--target", "h200", "--set", "device=cuda", "--json", "-q")
+    told = fxc(*words).json
+    changed = {entry["name"]: (entry["old"], entry["new"]) for entry in told["changed"]}
+    assert (told["hit"], told["hash"], told["nearest"]) == (False, None, known)
+    assert changed["spec.device"] == ("cpu", "cuda")
+    assert changed["target.compute_capability"] == ("null", "[9,0]")
+    assert changed["target.properties.name"][1] == "NVIDIA H200"
+    assert fxc(*words, "--march", "x86-64-v9").code == 2
+    assert fxc("why", "model.yaml", "--target", "h200").err.splitlines()[-1] == "hint: --set device=cuda"
+    assert fxc("why", "model.yaml", "--target", "k80").code == 2
 
 
 def test_nothing_like_it(fxc: Any, known: str) -> None:
