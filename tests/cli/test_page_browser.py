@@ -70,7 +70,9 @@ frame.onload = async () => {
     await wait();
     told.widths.push([width, page.documentElement.scrollWidth]);
   }
-  told.stopsOfTables = all(".scroll").filter((box) => box.getClientRects().length && !box.closest("details")).map((box) => (box.scrollWidth > box.clientWidth) === (box.tabIndex === 0));
+  const stops = () => all(".scroll").filter((box) => box.getClientRects().length && !box.closest("details")).map((box) => (box.scrollWidth > box.clientWidth) === (box.tabIndex === 0));
+  for (let turn = 0; turn < 50 && !stops().every(Boolean); turn++) await wait();  // the page hears of a new width a little later
+  told.stopsOfTables = stops();
   document.getElementById("told").textContent = JSON.stringify(told);
   console.error("MARKER");
 };
