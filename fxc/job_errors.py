@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from fxc.lower import Unit
 
 
+def hint_of(error: str, otherwise: str) -> str:
+    """What to do about a job that ended with an error; `otherwise` where the error itself does not tell."""
+    if "SIGKILL" in error:
+        return "memory was short, most likely: use fewer --jobs"
+    return otherwise
+
+
 def failure(unit: Unit, reply: Reply, checking: bool) -> FxcError:
     """The error for a job that failed; its `detail` is what `-v` shows."""
     error: FxcError
@@ -18,9 +25,8 @@ def failure(unit: Unit, reply: Reply, checking: bool) -> FxcError:
     if lacking and not checking:
         error = IncompatibleError(lacking, "take another torch; with this one `--tuning none` builds")
     elif not checking:
-        error = CompileError(
-            f"{unit.label} does not compile: {reply.error}", "`-v` shows all that the compiler printed"
-        )
+        hint = hint_of(reply.error, "`-v` shows all that the compiler printed")
+        error = CompileError(f"{unit.label} does not compile: {reply.error}", hint)
     elif reply.error.startswith("MadeUpError: "):
         what = reply.error.removeprefix("MadeUpError: ")
         error = ProofError(
@@ -33,12 +39,9 @@ def failure(unit: Unit, reply: Reply, checking: bool) -> FxcError:
             "the compiler miscompiles this piece: cut it at an op with partition.splitting_ops, or build with -O0",
         )
     else:
-        hint = "`-v` shows more; where memory is short, use fewer --jobs"
-        if "SIGKILL" in reply.error:
-            hint = "memory was short, most likely: use fewer --jobs, or --no-prove"
-        elif "crashed" in reply.error:
-            hint = "a host compiler that links libstdc++ statically makes such binaries: try CXX=g++"
-        error = CompileError(f"the binary of {unit.label} does not run: {reply.error}", hint)
+        crashed = "a host compiler that links libstdc++ statically makes such binaries: try CXX=g++"
+        hint = crashed if "crashed" in reply.error else "`-v` shows more; where memory is short, use fewer --jobs"
+        error = CompileError(f"the binary of {unit.label} does not run: {reply.error}", hint_of(reply.error, hint))
     rewritten = f"after passes:\n{unit.text}\n" if unit.text else ""
     error.add_note(f"piece:\n{unit.piece.text}\n{rewritten}{reply.detail}")
     return error

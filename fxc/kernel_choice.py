@@ -1,5 +1,5 @@
 """Who chooses the configuration of a kernel: Inductor's rules, a tuning record, or a clock, and what that has measured.
-A build without a record can do without.
+A build without a record can do without it.
 
 A kernel is an object of Inductor's CachingAutotuner, made of the kernel's source, its size hints and candidates; it
 times these when it is first called, which AOTInductor does while it compiles. Checked with 2.11, 2.13 and 2.14.

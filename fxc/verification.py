@@ -14,6 +14,7 @@ import msgspec
 from fxc import machine, verified
 from fxc.cache import Artifact, Cache
 from fxc.errors import CompileError, DamagedError, ProofError, RunError, UsageError
+from fxc.job_errors import hint_of
 from fxc.jobs import CheckJob, UserOps
 from fxc.lower import Unit
 from fxc.manifest import Binary, Manifest, Proof, Unproved
@@ -177,8 +178,7 @@ def _failure(what: str, error: str, detail: str) -> ProofError | CompileError:
             f"{what} does not equal eager: {error.removeprefix('ProofError: ')}", "build it on this machine"
         )
     else:
-        short = "memory was short, most likely: use fewer --jobs"
-        hint = short if "SIGKILL" in error else "`-v` shows more; build it on this machine"
+        hint = hint_of(error, "`-v` shows more; build it on this machine")
         made = CompileError(f"{what} does not run: {error}", hint)
     made.add_note(detail)
     return made

@@ -135,7 +135,10 @@ class _Utils:
 
     def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
         """A module, a function, registers, spills (in words) and the most threads of a block: nothing is loaded."""
-        found = {entry.name: entry for entry in _usage(kernel)}[name]
+        usage = {entry.name: entry for entry in _usage(kernel)}
+        if name not in usage:
+            raise CompileError(f"the machine code of kernel {name} has {', '.join(usage) or 'no kernel'} instead")
+        found = usage[name]
         told = {key: int(value) for key, value in self.record.properties.items() if isinstance(value, int)}
         warp = -(-max(found.registers, 1) * told["warp_size"] // REGISTERS_AT_ONCE) * REGISTERS_AT_ONCE
         most = min(told["max_threads_per_block"], told["regs_per_multiprocessor"] // warp * told["warp_size"])

@@ -7,6 +7,7 @@ are the factors of the content key, and it is known which binaries are missing.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -68,7 +69,7 @@ class Why(msgspec.Struct, frozen=True):
 def explain(
     path: Path, *, other: str | Path | None = None, overrides: Iterable[str] = (), level: int | None = None,
     rank: int | None = None, world_size: int | None = None, dp_rank: int | None = None, cache_dir: Path | None = None,
-    trace: bool = True, tuning: str = "auto", target: str | None = None, march: str | None = None,
+    trace: bool = True, tuning: str = "auto", target: str | Path | None = None, march: str | None = None,
 ) -> Why:  # fmt: skip
     """Whether a model.yaml is in the cache, and why not.
 
@@ -83,7 +84,7 @@ def explain(
     """
     spec, directory = load_spec(path, overrides, level), path.resolve().parent
     place, cache = ranks(rank, world_size, dp_rank), Cache.open(cache_dir)
-    goal = Goal.of(spec, None if target is None else records.find(target), march, tuning, cache)
+    goal = Goal.of(spec, None if target is None else records.find(os.fspath(target)), march, tuning, cache)
     found = identity.find(spec, directory, place, cache, compiler=True, target=goal.target, tuning=goal.tuned)
     if found is not None and other is None:
         return Why(True, "it is in the cache", found, found, binaries=len(cache.artifact(found).manifest.binaries))

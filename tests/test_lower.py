@@ -219,9 +219,16 @@ def test_errors_of_jobs(tmp_path: Path, error: str, where: type[Any], kind: type
         assert free
 
 
-@pytest.mark.parametrize(("signal", "hint"), [("SIGSEGV", "CXX=g\\+\\+"), ("SIGKILL", "memory was short")])
-def test_what_a_signal_hints_at(tmp_path: Path, signal: str, hint: str) -> None:
-    workers: Any = Workers(tmp_path, f"the process crashed (killed by {signal})", CheckJob)
+@pytest.mark.parametrize(
+    ("signal", "where", "hint"),
+    [
+        ("SIGSEGV", CheckJob, r"CXX=g\+\+"),
+        ("SIGKILL", CheckJob, "memory was short"),
+        ("SIGKILL", CompileJob, "memory was short"),
+    ],
+)
+def test_what_a_signal_hints_at(tmp_path: Path, signal: str, where: type[Any], hint: str) -> None:
+    workers: Any = Workers(tmp_path, f"the process crashed (killed by {signal})", where)
     one = Lowering(Cache.open(tmp_path / "cache"), workers, Observer(), ops=UserOps(), prove=True, force=False)
     with pytest.raises(CompileError) as caught:
         one.run([made()])

@@ -21,16 +21,14 @@ class Tiles(NamedTuple):
 
 
 def whole_rows(width: int) -> Tiles:
-    """8 elements a thread, more in wide rows. An H200 takes 16.5 µs for 2048 rows of 4096, and 17.0 to 17.5 with 16 or
-    32 a thread, as fewer threads are on a multiprocessor then."""
+    """8 elements a thread, more in wide rows: with more, fewer threads are on a multiprocessor, which then waits."""
     block = _power(width)
     rows = max(1, TILE // block)
     return Tiles(block, rows, min(16, block * rows // 256))
 
 
 def parts(width: int, group: int = 0) -> Tiles:
-    """Parts of rows, of whole groups of elements, 8 a thread: one row keeps more than one multiprocessor busy. An H200
-    takes 1.3 µs for one of 14336, and 1.9 in parts of 4096, 16 a thread."""
+    """Parts of rows, of whole groups of elements, 8 a thread: one row keeps more than one multiprocessor busy."""
     block = min(_power(width), max(PART, group))
     rows = max(1, PART // block)
     return Tiles(block, rows, min(16, block * rows // 256))

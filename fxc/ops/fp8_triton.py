@@ -36,8 +36,8 @@ def gated(
     """`fxc::gated_fp8` by its kernel; arguments are taken as checked."""
     gates, ups = _rows(gate), _rows(up)
     quantised, scales = _results(gate, scale, options)
-    static = scale is not None or options.get("group", 0) > 0
-    plan = parts(gates.shape[1], options.get("group", 0)) if static else whole_rows(gates.shape[1])
+    width, group = gates.shape[1], options.get("group", 0)
+    plan = whole_rows(width) if scale is None and not group else parts(width, group)
     _launch(
         kernels.gated, plan, gates, (gates, ups), scale, quantised, scales, (), (gates.stride(0), ups.stride(0)),
         options, call, ACTIVATION=activation,
