@@ -5,7 +5,7 @@ python benchmarks/fusions.py [--name h200-fusions] [--limit SECONDS] [--dry-run]
 Each fusion is a small function, traced and rewritten as a build does, at 1 to 8192 tokens, hidden 4096 and 8192, in
 bfloat16. It is timed as its kernel, as what Inductor makes of the function as it was written, and op by op, each a
 kernel of its own. A number is the time of one call inside a CUDA graph of many that go round tensors of more than 256
-MB, so that no call finds its input in the L2. `--dry-run` runs everything once on the CPU, small, and times nothing.
+MB, results too, so that no call finds its input in the L2, nor writes where one before it has. `--dry-run` runs everything once on the CPU, small, and times nothing.
 Results go to results/NAME.json and NAME.md; "costs" in there are lines for passes/costs.py.
 """
 
@@ -188,7 +188,9 @@ def made(text: str, n: int, device: str, seed: int) -> list[Tensor]:
     from fxc.graph_run import drawn
 
     _, layouts = parse_graph(text)
-    tensors = [drawn(layout, {"n": n}, (0, 1024 * BLOCK) if layout.startswith("i64") else None, device, seed + index)
+    generator = torch.Generator(device).manual_seed(seed)
+    tensors = [torch.randperm(1024 * BLOCK, device=device, generator=generator)[:n] if layout.startswith("i64")
+               else drawn(layout, {"n": n}, None, device, seed + index)
                for index, layout in enumerate(layouts)]  # fmt: skip
     return [tensor.abs() + 0.01 if tensor.ndim == 0 else tensor for tensor in tensors]
 
@@ -199,6 +201,8 @@ def measure(case: Case, width: int, tokens: int, calls: dict[str, Callable[..., 
     inputs = [made(text, tokens, "cuda", 100 * index) for index in range(sets)]
     with torch.no_grad():
         times = {name: clock([partial(call, *tensors) for tensors in inputs]) * 1e6 for name, call in calls.items()}
+        bytes_ = [torch.empty(moved // 2, dtype=torch.uint8, device="cuda") for _ in range(sets)]
+        times["copy"] = clock([tensor.clone for tensor in bytes_]) * 1e6
     return {
         "case": case.name,
         "fusion": case.fusion,
@@ -241,16 +245,18 @@ def save(name: str, where: dict[str, Any], bandwidth: float, lines: list[dict[st
     ]
     table = [
         f"# Fusions, bfloat16: {where['device']}, torch {where['torch']}, {where['date']}", "",
-        f"Copy: {bandwidth * 1e-9:.0f} GB/s. Microseconds; bandwidth is that of the fused kernel.", "",
-        "| | scales | hidden | tokens | fused | Inductor | op by op | fused, of a copy | fused / Inductor |",
-        f"|{' --- |' * 9}",
+        f"A copy of 4 GiB: {bandwidth * 1e-9:.0f} GB/s. Microseconds; \"of 4 GiB\" is the fused kernel's bandwidth over "
+        "that, \"of as much\" the time of a copy that moves as many bytes over the kernel's.", "",
+        "| | scales | hidden | tokens | fused | Inductor | op by op | copy | of 4 GiB | of as much | fused / Inductor |",
+        f"|{' --- |' * 11}",
     ]  # fmt: skip
     for line in lines:
         us = line["us"]
         share = line["bytes"] / us["fused"] * 1e6 / bandwidth
         table.append(
             f"| {line['case']} | {line['form']} | {line['width']} | {line['tokens']} | {us['fused']:.1f} | "
-            f"{us['inductor']:.1f} | {us['ops']:.1f} | {share:.0%} | {us['fused'] / us['inductor']:.2f} |"
+            f"{us['inductor']:.1f} | {us['ops']:.1f} | {us['copy']:.1f} | {share:.0%} | "
+            f"{us['copy'] / us['fused']:.0%} | {us['fused'] / us['inductor']:.2f} |"
         )
     found = {"machine": where, "copy": bandwidth, "cases": lines, "costs": costs}
     results_files.save(name, found, table)

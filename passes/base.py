@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import fx
 
-from fxc.passes.graph import Layouts, behind, is_known, roots_written, same_layout, shared_root
+from fxc.passes.graph import Layouts, behind, is_known, is_op, roots_written, same_layout, shared_root
 from fxc.passes.match import Found, Pattern, search
 from fxc.shapes import Range
 from fxc.target import Target
@@ -72,6 +73,11 @@ class Pass:
     def run(self, graph: fx.Graph, box: Range) -> Outcome:
         """Rewrite `graph` in place for the sizes in `box`."""
         raise NotImplementedError
+
+
+def _is_cast_of(node: fx.Node, reads: Iterable[fx.Node]) -> bool:
+    """Whether it is another dtype of what a match reads: others may use it too, it costs nothing where it is used."""
+    return is_op(node, torch.ops.aten.to.dtype) and node.args[0] in reads
 
 
 class New:
@@ -164,7 +170,7 @@ class Fusion(Pass):
         held, reads = found.values.get(self.at), self._moved_reads(found)
         for node in found.inner:
             other = next((user for user in node.users if user not in inner), None)
-            if other is not None and node not in ends:
+            if other is not None and node not in ends and not _is_cast_of(node, reads):
                 yield NearMiss(node.name, f"its value is used by {other.name}, too")
         written = roots_written(graph)
         for node in (*found.inner, *reads):

@@ -178,6 +178,35 @@ def sweep(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+def merge_repeated(graph: fx.Graph) -> list[str]:
+    """Let one node stand for all that compute the same: common subexpressions. Names of those that went.
+
+    Two results of the graph keep memory of their own, what is written into stays as often as it is there, and so does
+    what draws random numbers, or is an op of which only its author knows what it does.
+    """
+    written, seen, gone = roots_written(graph), dict[tuple[str, str, str], fx.Node](), []
+    returned = {*next(iter(reversed(graph.nodes))).all_input_nodes}
+    kept = {*returned, *map(shared_root, returned)}
+    for node in list(graph.nodes):
+        if not _computes_only(node) or any(shared_root(each) in written for each in (node, *node.all_input_nodes)):
+            continue
+        first = seen.setdefault((source(node), repr(node.args), repr(node.kwargs)), node)
+        if first is not node and not (node in kept and first in kept):
+            gone.append(node.name)
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+    return gone
+
+
+def _computes_only(node: fx.Node) -> bool:
+    """Whether a node does nothing but compute a value from its arguments, the same each time."""
+    if node.target is operator.getitem:
+        return True
+    if not isinstance(node.target, OpOverload) or node.target.namespace not in ("aten", "fxc"):
+        return False
+    return not private.has_effect(node.target) and not private.draws(node)
+
+
 class Layouts:
     """Layouts of new nodes, found by running their ops on tensors without memory."""
 

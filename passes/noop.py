@@ -1,4 +1,4 @@
-"""Removes ops that change nothing, at any size that the piece is for."""
+"""Removes ops that change nothing, at any size that the piece is for, and what is computed a second time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import fx
 
 from fxc._torch_build import TO_COPY
 from fxc.passes.base import NearMiss, Outcome, Pass
-from fxc.passes.graph import arguments, is_op, roots_written, same_layout, shared_root
+from fxc.passes.graph import arguments, is_op, merge_repeated, roots_written, same_layout, shared_root
 from fxc.shapes import Range
 
 aten = torch.ops.aten
@@ -28,7 +28,7 @@ COPIES = (TO_COPY, aten.clone.default)
 
 @dataclass(frozen=True)
 class NoOp(Pass):
-    """reshape, slice, slice_scatter, expand, clone, to and their kind.
+    """reshape, slice, slice_scatter, expand, clone, to and their kind; repeated ops.
 
     They are judged by the layouts before and after, never by their arguments: -1 is "what is left" for a reshape and
     "up to the last but one" for a slice.
@@ -50,7 +50,7 @@ class NoOp(Pass):
                 graph.erase_node(node)
             else:
                 near_misses.append(NearMiss(node.name, reason))
-        return Outcome(tuple(matches), tuple(near_misses))
+        return Outcome((*matches, *merge_repeated(graph)), tuple(near_misses))
 
 
 def _unchanged(node: fx.Node, box: Range) -> fx.Node | None:

@@ -13,7 +13,7 @@ from torch import fx
 from fxc.ops.rope import norm_rope
 from fxc.passes import norms
 from fxc.passes.base import Fusion, NearMiss, New, Outcome
-from fxc.passes.graph import Layouts, behind, dtype, is_op, last_stride, shape, sweep, width
+from fxc.passes.graph import Layouts, behind, dtype, is_op, last_stride, merge_repeated, shape, sweep, width
 from fxc.passes.match import Anything, Call, Constant, Exactly, Found, Item, Listed, Named, OneOf, Pattern, Tensor
 from fxc.passes.norms import KINDS, cast, product, rms_norm
 from fxc.shapes import Range
@@ -137,7 +137,7 @@ class NormRope(Fusion):
     def run(self, graph: fx.Graph, box: Range) -> Outcome:
         outcome = super().run(graph, box)
         sweep(graph)
-        _share_tables(graph)
+        merge_repeated(graph)  # transpositions of tables that two heads brought
         made: list[fx.Node] = graph.find_nodes(op="call_function", target=norm_rope)
         while len(made) > 1:
             one, other, *rest = made
@@ -183,17 +183,6 @@ def _same_tables(one: fx.Node, other: fx.Node) -> bool:
     same = one.args[2:] == other.args[2:] and one.kwargs == other.kwargs and bool(one.args[1]) == bool(other.args[1])
     left, right = (shape(node.args[0][0]) for node in (one, other))  # type: ignore[index, arg-type]
     return same and left[:-2] == right[:-2] and left[-1] == right[-1]
-
-
-def _share_tables(graph: fx.Graph) -> None:
-    """One transposition of a table for all that read it."""
-    seen: dict[Any, fx.Node] = {}
-    for node in graph.find_nodes(op="call_function", target=aten.transpose.int):
-        if any(user.target is norm_rope for user in node.users):
-            first = seen.setdefault(node.args, node)
-            if first is not node:
-                node.replace_all_uses_with(first)
-                graph.erase_node(node)
 
 
 def _join(graph: fx.Graph, one: fx.Node, other: fx.Node, layouts: Layouts) -> bool:

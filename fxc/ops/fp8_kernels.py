@@ -24,6 +24,18 @@ def _scale_of(y, DIVISOR: tl.constexpr, FLOOR: tl.constexpr):
 
 
 @triton.jit
+def _sum_and_larger(a, b, c, d):
+    return a + c, _larger(b, d)
+
+
+@triton.jit
+def _inverse(scale):
+    """1 / scale, one division for all that share the scale; finite, as 0 times infinity would be NaN."""
+    inverse = 1.0 / scale
+    return tl.where(scale == 0, inverse, tl.minimum(inverse, 3.4028234663852886e38, propagate_nan=tl.PropagateNan.ALL))
+
+
+@triton.jit
 def _cast(y, LIMIT: tl.constexpr, kind: tl.constexpr):
     return tl.clamp(y, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL).to(kind)
 
@@ -41,7 +53,7 @@ def norm(
     inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
     to = row[:, None] * WIDTH + column[None, :]
     if STATIC:  # this and the weight are loaded here, so that they do not wait for the sum
-        factor = tl.load(scale)
+        factor = tl.load(scale) if INVERSE else _inverse(tl.load(scale))
     if WEIGHT:
         weights = tl.load(weight + column, mask=column < WIDTH, other=0.0)
     y = tl.load(x + row[:, None] * x_row + column[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -50,15 +62,21 @@ def norm(
         rounded = y.to(total.dtype.element_ty)
         tl.store(total + to, rounded, mask=inside)
         y = rounded.to(tl.float32)
-    y *= tl.rsqrt(tl.sum(y * y, 1) / WIDTH + EPS)[:, None]
-    if WEIGHT:
-        y *= (weights.to(tl.float32) + OFFSET)[None, :]
+    if STATIC or GROUP:
+        y *= tl.rsqrt(tl.sum(y * y, 1) / WIDTH + EPS)[:, None]
+        if WEIGHT:
+            y *= (weights.to(tl.float32) + OFFSET)[None, :]
+    else:
+        square = y * y  # the factor of the norm is common to a row, so that its largest entry need not wait for it
+        if WEIGHT:
+            y *= (weights.to(tl.float32) + OFFSET)[None, :]
+        squares, top = tl.reduce((square, tl.abs(y)), 1, _sum_and_larger)
+        root = tl.rsqrt(squares / WIDTH + EPS)
+        y *= root[:, None]
+        found = tl.maximum(top * root / DIVISOR, FLOOR, propagate_nan=tl.PropagateNan.ALL)
     kind: tl.constexpr = quantised.dtype.element_ty
     if STATIC:
-        if INVERSE:
-            y *= factor
-        else:
-            y /= factor
+        y *= factor
         tl.store(quantised + to, _cast(y, LIMIT, kind), mask=inside)
     else:
         if GROUP:
@@ -67,23 +85,29 @@ def norm(
             group = tl.arange(0, BLOCK // GROUP)
             at = scales + row[:, None] * (WIDTH // GROUP) + group[None, :]
             tl.store(at, found, mask=(row < rows)[:, None] & (group < WIDTH // GROUP)[None, :])
-            y = tl.reshape(y / found[:, :, None], (ROWS, BLOCK))
+            y = tl.reshape(y * _inverse(found)[:, :, None], (ROWS, BLOCK))
         else:
-            found = _scale_of(y, DIVISOR, FLOOR)
             tl.store(scales + row, found, mask=row < rows)
-            y = y / found[:, None]
+            y = y * _inverse(found)[:, None]
         tl.store(quantised + to, _cast(y, LIMIT, kind), mask=inside)
+
+
+@triton.jit
+def _sigmoid(y):
+    """1 / (1 + exp(-y)): of that sum, the square of a reciprocal root takes a third of a division's instructions."""
+    root = tl.rsqrt(1.0 + tl.exp2(-1.4426950408889634 * y))
+    return root * root
 
 
 @triton.jit
 def _activated(y, ACTIVATION: tl.constexpr):
     """SiLU, GELU by erf, GELU by tanh; tanh(z) = 2 sigmoid(2 z) - 1."""
     if ACTIVATION == 0:
-        opened = tl.sigmoid(y)
+        opened = _sigmoid(y)
     elif ACTIVATION == 1:
         opened = 0.5 * (1.0 + tl.erf(y * 0.7071067811865476))
     else:
-        opened = tl.sigmoid(1.5957691216057308 * (y + 0.044715 * y * y * y))
+        opened = _sigmoid(1.5957691216057308 * (y + 0.044715 * y * y * y))
     return y * opened
 
 
@@ -99,16 +123,13 @@ def gated(
     inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
     to = row[:, None] * WIDTH + column[None, :]
     if STATIC:
-        factor = tl.load(scale)
+        factor = tl.load(scale) if INVERSE else _inverse(tl.load(scale))
     gates = tl.load(gate + row[:, None] * gate_row + column[None, :], mask=inside, other=0.0).to(tl.float32)
     ups = tl.load(up + row[:, None] * up_row + column[None, :], mask=inside, other=0.0).to(tl.float32)
     y = _activated(gates, ACTIVATION) * ups
     kind: tl.constexpr = quantised.dtype.element_ty
     if STATIC:
-        if INVERSE:
-            y *= factor
-        else:
-            y /= factor
+        y *= factor
         tl.store(quantised + to, _cast(y, LIMIT, kind), mask=inside)
     else:
         if GROUP:
@@ -117,9 +138,9 @@ def gated(
             group = tl.program_id(1) * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
             at = scales + row[:, None] * (WIDTH // GROUP) + group[None, :]
             tl.store(at, found, mask=(row < rows)[:, None] & (group < WIDTH // GROUP)[None, :])
-            y = tl.reshape(y / found[:, :, None], (ROWS, BLOCK))
+            y = tl.reshape(y * _inverse(found)[:, :, None], (ROWS, BLOCK))
         else:
             found = _scale_of(y, DIVISOR, FLOOR)
             tl.store(scales + row, found, mask=row < rows)
-            y = y / found[:, None]
+            y = y * _inverse(found)[:, None]
         tl.store(quantised + to, _cast(y, LIMIT, kind), mask=inside)

@@ -12,6 +12,14 @@ import triton.language as tl
 
 
 @triton.jit
+def _scale(at, there, OFFSET: tl.constexpr):
+    weight = tl.load(at, mask=there, other=0.0).to(tl.float32)
+    if OFFSET != 0:  # x + 0 is an instruction, as it turns -0 into 0
+        weight += OFFSET
+    return weight
+
+
+@triton.jit
 def _turn(
     x, out, weight, cos, sin, x_head, out_head, chunk, keep,
     HEADS: tl.constexpr, CHUNK: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
@@ -46,19 +54,19 @@ def _turn(
     if D > 2 * HALF:
         more = tl.load(at + rest, mask=behind, other=0.0).to(tl.float32)
     if NORM:
-        squares = tl.sum(a * a, 1) + tl.sum(b * b, 1)
+        squares = tl.sum(a * a + b * b, 1)  # one sum across threads, not two
         if D > 2 * HALF:
             squares += tl.sum(more * more, 1)
         factor = tl.rsqrt(squares / D + EPS)[:, None]
         a *= factor
         b *= factor
         if WEIGHT:
-            a *= tl.load(weight + first, mask=pair < HALF, other=0.0).to(tl.float32) + OFFSET
-            b *= tl.load(weight + second, mask=pair < HALF, other=0.0).to(tl.float32) + OFFSET
+            a *= _scale(weight + first, pair < HALF, OFFSET)
+            b *= _scale(weight + second, pair < HALF, OFFSET)
         if D > 2 * HALF:
             more *= factor
             if WEIGHT:
-                more *= tl.load(weight + rest, mask=rest < D, other=0.0).to(tl.float32) + OFFSET
+                more *= _scale(weight + rest, rest < D, OFFSET)
     kind: tl.constexpr = out.dtype.element_ty
     tl.store(to + first, (a * cos_a - b * sin_a).to(kind), mask=there & keep)
     tl.store(to + second, (b * cos_b + a * sin_b).to(kind), mask=there & keep)
@@ -69,13 +77,13 @@ def _turn(
 @triton.jit
 def norm_rope(
     q, k, q_out, k_out, q_weight, k_weight, cos, sin, q_token, q_head, k_token, k_head, table_token,
-    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, CHUNK: tl.constexpr, D: tl.constexpr,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, D: tl.constexpr,
     HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, FULL: tl.constexpr, INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr, WEIGHT: tl.constexpr, EPS: tl.constexpr, OFFSET: tl.constexpr, BOTH: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tokens, chunks of the heads of q, and of k where there are both tensors)."""
-    token = tl.program_id(0).to(tl.int64)
-    chunk = tl.program_id(1)
+    """Grid (tokens times CHUNKS, chunks of the heads of q, and of k where there are both tensors)."""
+    token = (tl.program_id(0) // CHUNKS).to(tl.int64)
+    chunk = tl.program_id(0) % CHUNKS
     q_chunks: tl.constexpr = (Q_HEADS + CHUNK - 1) // CHUNK
     cos += token * table_token
     sin += token * table_token
@@ -95,15 +103,15 @@ def norm_rope(
 def norm_rope_write(
     q, k, v, q_out, k_cache, v_cache, slots, q_weight, k_weight, cos, sin, q_token, q_head, k_token, k_head,
     v_token, v_head, k_block, k_slot, k_to, v_block, v_slot, v_to, table_token,
-    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, CHUNK: tl.constexpr, D: tl.constexpr,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, D: tl.constexpr,
     HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, FULL: tl.constexpr, INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr, WEIGHT: tl.constexpr, EPS: tl.constexpr, OFFSET: tl.constexpr, BOTH: tl.constexpr,
     BLOCK: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tokens, chunks of the heads of k, and of q where there are queries): the first programs turn keys and put
-    them and values into the caches, the others turn queries."""
-    token = tl.program_id(0).to(tl.int64)
-    chunk = tl.program_id(1)
+    """Grid (tokens times CHUNKS, chunks of the heads of k, and of q where there are queries): the first programs of a
+    token turn its keys and put them and its values into the caches, the others turn its queries."""
+    token = (tl.program_id(0) // CHUNKS).to(tl.int64)
+    chunk = tl.program_id(0) % CHUNKS
     k_chunks: tl.constexpr = (K_HEADS + CHUNK - 1) // CHUNK
     cos += token * table_token
     sin += token * table_token

@@ -11,8 +11,10 @@ from torch import Tensor
 from fxc.ops import rope_kernels as kernels
 from fxc.ops.paged_triton import Call, run
 
-CHUNK = 16
-"""Heads of one program."""
+CHUNK = 8
+"""Heads of one program. Programs of a token follow each other, so that they read its tables from the L2."""
+WRITE_CHUNK = 16
+"""The same where some of them write into caches."""
 ELEMENTS = 256
 """Of one warp. With more, a thread's work is a longer chain, which few tokens show."""
 
@@ -24,13 +26,13 @@ def norm_rope(
     """`fxc::norm_rope` of one or two tensors by its kernel; arguments are taken as checked."""
     rows, tables = [_rows(tensor) for tensor in x], [_table(table) for table in (cos, sin)]
     out = [tensor.new_empty(tensor.shape) for tensor in x]
-    q, k = rows[0], rows[-1]
+    q, k, chunks = rows[0], rows[-1], _chunks(rows, CHUNK)
     scales = [weight.contiguous() for weight in weights] or [q, q]
     call(
-        kernels.norm_rope, (q.shape[0], sum(map(_chunks, rows))),
+        kernels.norm_rope, (q.shape[0] * chunks,),
         q, k, out[0], out[-1], scales[0], scales[-1], *tables, q.stride(0), q.stride(1), k.stride(0), k.stride(1),
-        tables[0].shape[1], **_constants(q, k, cos, rotary), INTERLEAVED=interleaved, NORM=norm, WEIGHT=bool(weights),
-        EPS=eps, OFFSET=offset, BOTH=len(x) == 2,
+        tables[0].shape[1], **_constants(q, k, cos, rotary, CHUNK), CHUNKS=chunks, INTERLEAVED=interleaved, NORM=norm,
+        WEIGHT=bool(weights), EPS=eps, OFFSET=offset, BOTH=len(x) == 2,
     )  # fmt: skip
     return out
 
@@ -43,33 +45,33 @@ def norm_rope_write(
     """`fxc::norm_rope_write` of keys, or queries and keys, by its kernel; arguments are taken as checked."""
     rows, tables = [_rows(tensor) for tensor in x], [_table(table) for table in (cos, sin)]
     out = [tensor.new_empty(tensor.shape) for tensor in x[:-1]]
-    q, k = rows[0], rows[-1]
+    q, k, chunks = rows[0], rows[-1], _chunks(rows, WRITE_CHUNK)
     v = _rows(v)
     scales = [weight.contiguous() for weight in weights] or [q, q]
     call(
-        kernels.norm_rope_write, (k.shape[0], sum(map(_chunks, rows))),
+        kernels.norm_rope_write, (k.shape[0] * chunks,),
         q, k, v, out[0] if out else q, k_cache, v_cache, slot_mapping, scales[0], scales[-1], *tables,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), *k_cache.stride()[:3],
-        *v_cache.stride()[:3], tables[0].shape[1], **_constants(q, k, cos, rotary), INTERLEAVED=interleaved, NORM=norm,
-        WEIGHT=bool(weights), EPS=eps, OFFSET=offset, BOTH=len(x) == 2, BLOCK=k_cache.shape[1], DV=v.shape[2],
-        DV_PAD=_pad(v.shape[2]),
+        *v_cache.stride()[:3], tables[0].shape[1], **_constants(q, k, cos, rotary, WRITE_CHUNK), CHUNKS=chunks,
+        INTERLEAVED=interleaved, NORM=norm, WEIGHT=bool(weights), EPS=eps, OFFSET=offset, BOTH=len(x) == 2,
+        BLOCK=k_cache.shape[1], DV=v.shape[2], DV_PAD=_pad(v.shape[2]),
     )  # fmt: skip
     return out
 
 
-def _constants(q: Tensor, k: Tensor, cos: Tensor, rotary: int) -> dict[str, Any]:
+def _constants(q: Tensor, k: Tensor, cos: Tensor, rotary: int, chunk: int) -> dict[str, Any]:
     """What both kernels are compiled for, of rows of queries and keys."""
     d = q.shape[2]
     return {
-        "Q_HEADS": q.shape[1], "K_HEADS": k.shape[1], "CHUNK": CHUNK, "D": d, "HALF": rotary // 2,
+        "Q_HEADS": q.shape[1], "K_HEADS": k.shape[1], "CHUNK": chunk, "D": d, "HALF": rotary // 2,
         "HALF_PAD": _pad(rotary // 2), "REST_PAD": _pad(max(d - rotary, 1)), "FULL": cos.shape[-1] == rotary,
-        "num_warps": min(16, max(1, CHUNK * _pad(d) // ELEMENTS)),
+        "num_warps": min(16, max(1, chunk * _pad(d) // ELEMENTS)),
     }  # fmt: skip
 
 
-def _chunks(rows: Tensor) -> int:
+def _chunks(rows: Sequence[Tensor], chunk: int) -> int:
     """Programs that share the heads of a token."""
-    return -(-rows.shape[1] // CHUNK)
+    return sum(-(-each.shape[1] // chunk) for each in rows)
 
 
 def _table(table: Tensor) -> Tensor:

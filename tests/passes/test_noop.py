@@ -136,6 +136,57 @@ def test_a_view_goes_whoever_writes() -> None:
     torch.testing.assert_close(execute(ran.text, given), execute(text, given), rtol=0, atol=0)
 
 
+def test_what_is_computed_twice_is_computed_once() -> None:
+    """Views of views, results of one split and ops of several arguments included."""
+
+    def function(x: Tensor, table: Tensor) -> Tensor:
+        def turned(part: Tensor) -> Tensor:
+            return part * table.unsqueeze(1).float().cos()
+
+        first, _ = x.chunk(2, -1)
+        again, second = x.chunk(2, -1)
+        return turned(first).abs() + turned(again).abs() + turned(second)
+
+    text = piece(function, {"x": "float32[n, 3, 8]", "table": "float16[n, 4]"})
+    ran = alone(text, "noop")
+    for op, before, after in (("chunk", 2, 1), ("unsqueeze", 3, 1), ("cos", 3, 1), ("mul", 3, 2), ("abs", 2, 1)):
+        assert (text.count(f"aten.{op}."), ran.text.count(f"aten.{op}.")) == (before, after), op
+    given = inputs(text, {"n": 5})
+    torch.testing.assert_close(execute(ran.text, given), execute(text, given), rtol=0, atol=0)
+
+
+TWICE: dict[str, Function] = {
+    "both returned": lambda x: (x * 2, x * 2),
+    "views of both returned": lambda x: ((x * 2).t(), (x * 2).view(-1)),
+    "one of them written": lambda x: (x * 2).add_(1) + x * 2,
+    "what they read written between": lambda x: x * 2 + x.add_(1) + x * 2,
+    "random": lambda x: torch.rand_like(x) + torch.rand_like(x),
+    "numbers of another kind": lambda x: torch.full_like(x, 1) - torch.full_like(x, 1.0) + x,
+    "other signs of zero": lambda x: torch.full_like(x, 0.0) / x + torch.full_like(x, -0.0) / x,
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_what_only_looks_as_if_it_were_the_same_twice(name: str) -> None:
+    text = piece(TWICE[name], X)
+    ran = alone(text, "noop")
+    given = inputs(text, {"n": 3})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        have = execute(ran.text, given)
+        torch.manual_seed(0)
+        torch.testing.assert_close(have, execute(text, given), rtol=0, atol=0, equal_nan=True)
+    assert outcome(ran, "noop").matches == ()
+
+
+def test_one_of_the_two_returned() -> None:
+    text = piece(lambda x: (x * 2, (x * 2).sum(1)), X)
+    ran = alone(text, "noop")
+    assert ran.text.count("aten.mul.") == 1
+    given = inputs(text, {"n": 3})
+    torch.testing.assert_close(execute(ran.text, given), execute(text, given), rtol=0, atol=0)
+
+
 def test_sizes_that_depend_on_data_are_never_the_same() -> None:
     text = (
         'def piece(in_0: "f32[n, 8]"):\n'

@@ -407,6 +407,26 @@ def test_wider_than_the_kernel() -> None:
     assert "is 16385 wide, the kernel takes 16384" in reasons(alone(text, "gated_quant"), "gated_quant")[0]
 
 
+@pytest.mark.parametrize("name", ["norm_quant", "gated_quant"])
+def test_one_quantisation_of_what_several_layers_read(name: str) -> None:
+    """Layers of queries, keys and values that quantise their input each, by a scale of its own, have the same."""
+
+    def function(x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+        y = norm(x + residual, weight) if name == "norm_quant" else torch.nn.functional.silu(x) * residual
+        parts = [per_token(y, scale) for _ in range(3)]
+        q, k, v = (part.float() * scales for part, scales in parts)
+        return q + 2 * k + 3 * v
+
+    text = piece(function, shapes(256))
+    ran = alone(text, name)
+    assert len(outcome(ran, name).matches) == 1
+    assert ran.text.count("torch.ops.fxc.") == 1
+    for n in (1, 5):
+        given = inputs(text, {"n": n})
+        for have, want in zip(execute(ran.text, given), execute(text, given), strict=True):
+            assert float(row_errors(have, want).max()) < 0.05
+
+
 def test_a_sum_that_is_needed_before_the_scale_is_there() -> None:
     def function(x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         x = x + residual

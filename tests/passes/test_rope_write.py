@@ -97,6 +97,18 @@ def test_dtypes(dtype: str) -> None:
     check_fused(piece(written(halves, normed), shapes(2, dtype=dtype) | caches))
 
 
+def test_tables_that_are_made_ready_for_each_tensor() -> None:
+    def function(
+        x: Tensor, cos: Tensor, sin: Tensor, a: Tensor, b: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor
+    ) -> Tensor:
+        q, k, v = x.split([HEADS, 2, 2], -2)
+        q, k = (halves(part, cos.float().unsqueeze(1), sin.float().unsqueeze(1)) for part in (q, k))
+        kv_write(k, v, k_cache, v_cache, slots)
+        return q
+
+    check_fused(piece(function, shapes(2) | CACHE))
+
+
 def test_keys_alone() -> None:
     def function(k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, a: Tensor, b: Tensor, slots: Tensor) -> Tensor:
         kv_write(halves(k, cos.unsqueeze(1), sin.unsqueeze(1)), v, a, b, slots)
