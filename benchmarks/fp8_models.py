@@ -30,18 +30,16 @@ def quantise(x: Tensor, scale: Tensor) -> Tensor:
     return (x.float() / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
 
 
-MOST = 2048
-"""Tokens that there is input for."""
-_inputs: dict[tuple[int, torch.device], Tensor] = {}
+_inputs: dict[tuple[int, torch.Size], Tensor] = {}
 
 
-def ready(x: Tensor) -> Tensor:
-    """FP8 of the shape of `x` that is there already, as if quantising took no time; values as usual, since matrix
-    products of NaN take less power, and so less time."""
-    width = x.shape[-1]
-    if (width, x.device) not in _inputs:
-        _inputs[width, x.device] = torch.randn(MOST, width, device=x.device).to(torch.float8_e4m3fn)
-    return _inputs[width, x.device][: x.numel() // width].view(x.shape)
+def ready(x: Tensor, scale: Tensor) -> Tensor:
+    """`quantise` of the first `x` that came with this scale, as if quantising took no time. Other values would not do:
+    the power that a matrix product takes, and with it its time, depends on them."""
+    key = scale.data_ptr(), x.shape
+    if key not in _inputs:
+        _inputs[key] = quantise(x, scale)
+    return _inputs[key]
 
 
 torch._dynamo.config.recompile_limit = 64
@@ -57,10 +55,10 @@ for _schema, _function in (
     _library.impl(_name, _function, "CPU")
     _library.impl(_name, torch.compile(_function, dynamic=False), "CUDA")
     _library.impl(_name, _function, "Meta")
-_library.define("ready(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_library.define("ready(Tensor x, Tensor scale) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 _library.impl("ready", ready, "CPU")
 _library.impl("ready", ready, "CUDA")
-_library.impl("ready", lambda x: x.new_empty(x.shape, dtype=torch.float8_e4m3fn), "Meta")
+_library.impl("ready", lambda x, scale: x.new_empty(x.shape, dtype=torch.float8_e4m3fn), "Meta")
 
 
 class ApartNorm(RMSNorm):
@@ -81,10 +79,10 @@ class ApartLinear(FP8Linear):
 
 
 class BoundLinear(FP8Linear):
-    """Multiplies what is there in FP8, whatever its input is. Its result means nothing."""
+    """Multiplies what is there in FP8, whatever its input is now."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return multiplied(self, torch.ops.fp8_step.ready(x), x.dtype)
+        return multiplied(self, torch.ops.fp8_step.ready(x, self.input_scale), x.dtype)
 
 
 def multiplied(linear: FP8Linear, x: Tensor, dtype: torch.dtype) -> Tensor:
