@@ -5,8 +5,9 @@ python benchmarks/fusions.py [--name h200-fusions] [--limit SECONDS] [--dry-run]
 Each fusion is a small function, traced and rewritten as a build does, at 1 to 8192 tokens, hidden 4096 and 8192, in
 bfloat16. It is timed as its kernel, as what Inductor makes of the function as it was written, and op by op, each a
 kernel of its own. A number is the time of one call inside a CUDA graph of many that go round tensors of more than 256
-MB, results too, so that no call finds its input in the L2, nor writes where one before it has. `--dry-run` runs everything once on the CPU, small, and times nothing.
-Results go to results/NAME.json and NAME.md; "costs" in there are lines for passes/costs.py.
+MB, results too, so that no call finds its input in the L2, nor writes where one before it has. `--dry-run` runs
+everything once on the CPU, small, and times nothing. Results go to results/NAME.json and NAME.md; "costs" in there are
+lines for passes/costs.py.
 """
 
 from __future__ import annotations
@@ -245,9 +246,9 @@ def save(name: str, where: dict[str, Any], bandwidth: float, lines: list[dict[st
     ]
     table = [
         f"# Fusions, bfloat16: {where['device']}, torch {where['torch']}, {where['date']}", "",
-        f"A copy of 4 GiB: {bandwidth * 1e-9:.0f} GB/s. Microseconds; \"of 4 GiB\" is the fused kernel's bandwidth over "
-        "that, \"of as much\" the time of a copy that moves as many bytes over the kernel's.", "",
-        "| | scales | hidden | tokens | fused | Inductor | op by op | copy | of 4 GiB | of as much | fused / Inductor |",
+        f"A copy of 4 GiB: {bandwidth * 1e-9:.0f} GB/s. Microseconds. 'Of 4 GiB' is the fused kernel's bandwidth over "
+        "that, 'of as much' the time of a copy that moves as many bytes over the kernel's.", "",
+        "| | scales | hidden | tokens | fused | Inductor | ops | copy | of 4 GiB | of as much | fused / Inductor |",
         f"|{' --- |' * 11}",
     ]  # fmt: skip
     for line in lines:

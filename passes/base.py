@@ -77,7 +77,7 @@ class Pass:
 
 def _is_cast_of(node: fx.Node, reads: Iterable[fx.Node]) -> bool:
     """Whether it is another dtype of what a match reads: others may use it too, it costs nothing where it is used."""
-    return is_op(node, torch.ops.aten.to.dtype) and node.args[0] in reads
+    return is_op(node, torch.ops.aten.to.dtype) and node.all_input_nodes[0] in reads
 
 
 class New:
