@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,6 +48,11 @@ def test_one_row(function: Any) -> None:
     (found,), (expected,) = execute(ran.text, given), execute(text, given)
     assert found.shape == expected.shape
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=1e-2)
+
+
+def test_golden(golden: Callable[[str, str], None]) -> None:
+    text, ran = rewritten(with_bias, ONE)
+    golden("pass_row_linear.txt", f"{text}\n\n{ran.text}")
 
 
 def test_several_rows() -> None:
