@@ -178,7 +178,7 @@ def sweep(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def merge_repeated(graph: fx.Graph) -> list[str]:
+def merge_repeated(graph: fx.Graph, box: Range) -> list[str]:
     """Let one node stand for all that compute the same: common subexpressions. Names of those that went.
 
     Two results of the graph keep memory of their own, what is written into stays as often as it is there, and so does
@@ -188,7 +188,7 @@ def merge_repeated(graph: fx.Graph) -> list[str]:
     returned = {*next(iter(reversed(graph.nodes))).all_input_nodes}
     kept = {*returned, *map(shared_root, returned)}
     for node in list(graph.nodes):
-        if not _computes_only(node) or any(shared_root(each) in written for each in (node, *node.all_input_nodes)):
+        if not _computes_only(node, box) or any(shared_root(each) in written for each in (node, *node.all_input_nodes)):
             continue
         first = seen.setdefault((source(node), repr(node.args), repr(node.kwargs)), node)
         if first is not node and not (node in kept and first in kept):
@@ -198,13 +198,18 @@ def merge_repeated(graph: fx.Graph) -> list[str]:
     return gone
 
 
-def _computes_only(node: fx.Node) -> bool:
-    """Whether a node does nothing but compute a value from its arguments, the same each time."""
+def _computes_only(node: fx.Node, box: Range) -> bool:
+    """Whether a node does nothing but compute a value from its arguments, the same each time, in no new size."""
     if node.target is operator.getitem:
         return True
     if not isinstance(node.target, OpOverload) or node.target.namespace not in ("aten", "fxc"):
         return False
-    return not private.has_effect(node.target) and not private.draws(node)
+    if not node.meta.get("layout") and {*node.target.tags} & _NEW_SIZES:
+        return False
+    return is_known(node, box) and not private.has_effect(node.target) and not private.draws(node)
+
+
+_NEW_SIZES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class Layouts:

@@ -50,7 +50,7 @@ class NoOp(Pass):
                 graph.erase_node(node)
             else:
                 near_misses.append(NearMiss(node.name, reason))
-        return Outcome((*matches, *merge_repeated(graph)), tuple(near_misses))
+        return Outcome((*matches, *merge_repeated(graph, box)), tuple(near_misses))
 
 
 def _unchanged(node: fx.Node, box: Range) -> fx.Node | None:

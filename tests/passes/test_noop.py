@@ -161,6 +161,8 @@ TWICE: dict[str, Function] = {
     "one of them written": lambda x: (x * 2).add_(1) + x * 2,
     "what they read written between": lambda x: x * 2 + x.add_(1) + x * 2,
     "random": lambda x: torch.rand_like(x) + torch.rand_like(x),
+    "sizes that depend on data": lambda x: (y := x[:, 0] > 0).nonzero().sum(0) + y.nonzero().sum(0) + x.sum(),
+    "numbers read from data": lambda x: (y := x.sum()).item() + y.item() + x,
     "numbers of another kind": lambda x: torch.full_like(x, 1) - torch.full_like(x, 1.0) + x,
     "other signs of zero": lambda x: torch.full_like(x, 0.0) / x + torch.full_like(x, -0.0) / x,
 }
