@@ -4,10 +4,10 @@ python benchmarks/fusions.py [--name h200-fusions] [--limit SECONDS] [--dry-run]
 
 Each fusion is a small function, traced and rewritten as a build does, at 1 to 8192 tokens, hidden 4096 and 8192, in
 bfloat16. It is timed as its kernel, as what Inductor makes of the function as it was written, and op by op, each a
-kernel of its own. A number is the time of one call inside a CUDA graph of many that go round tensors of more than 256
-MB, results too, so that no call finds its input in the L2, nor writes where one before it has. `--dry-run` runs
-everything once on the CPU, small, and times nothing. Results go to results/NAME.json and NAME.md; "costs" in there are
-lines for passes/costs.py.
+kernel of its own. A number is the time of one call inside a CUDA graph of up to 256 that go round tensors of 256 MB in
+all, results too, so that from 64 tokens on no call finds its input in the L2, nor writes where one before it has.
+`--dry-run` runs everything once on the CPU, small, and times nothing. Results go to results/NAME.json and NAME.md;
+"costs" in there are lines for passes/costs.py.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def main() -> None:
     for _ in range(1 if options.dry_run else options.turns):
         times["with"].append(seconds(*common))
         times["without"].append(seconds(*common, *without))
-        print(" ".join(f"{name} passes: {t[-1][0]:.1f} s, {t[-1][1]:.1f} s of CPU." for name, t in times.items()), flush=True)
+        print(*(f"{name} passes: {t[-1][0]:.1f} s, {t[-1][1]:.1f} s of CPU." for name, t in times.items()), flush=True)
     if options.dry_run:
         return
     where = machine("cpu")
@@ -61,9 +61,9 @@ def main() -> None:
     table = [
         f"# Builds with and without passes: fp8_llama, sizes 1, 8, 64 and the general program, for "
         f"{options.target or 'cpu'}; {where['cores']} cores, torch {where['torch']}, {where['date']}",
-        "", f"{wall['with']:.1f} s with all passes, {wall['without']:.1f} s with none: {wall['with'] / wall['without']:.2f} "
-        f"times; {cpu['with']:.1f} and {cpu['without']:.1f} s of CPU: {cpu['with'] / cpu['without']:.2f} times; medians of "
-        f"{options.turns}.",
+        "", f"{wall['with']:.1f} s with all passes, {wall['without']:.1f} s with none: "
+        f"{wall['with'] / wall['without']:.2f} times; {cpu['with']:.1f} and {cpu['without']:.1f} s of CPU: "
+        f"{cpu['with'] / cpu['without']:.2f} times; medians of {options.turns}.",
     ]  # fmt: skip
     results_files.save(options.name, {"machine": where, "target": options.target, "seconds": times}, table)
     print(table[-1])

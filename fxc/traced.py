@@ -273,29 +273,23 @@ def _resolve_mutation(graph: fx.Graph) -> set[fx.Node]:
             continue
         schema = private.schema(node.target)
         for position, argument in enumerate(schema.arguments):
-            if argument.alias_info is None:
-                continue
+            written = argument.alias_info is not None and argument.alias_info.is_write
             value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
             for source in value if isinstance(value, (list, tuple)) else [value]:
                 if not isinstance(source, fx.Node):
                     continue
                 root = base.get(source, source)
-                if argument.alias_info.is_write:
+                if written:
                     root.meta["written"] = True
                     if root.op == "placeholder":
                         mutated.add(root)
-                elif _may_view(schema) and private.same_memory(node.meta["val"], source.meta["val"]):
+                elif private.same_memory(node.meta["val"], source.meta["val"]):  # schemas do not tell of all views
                     base[node] = root
             if isinstance(value, fx.Node) and _returns(schema, argument):
                 node.replace_all_uses_with(value, delete_user_cb=lambda user, node=node: user is not node)
     for node, root in base.items():
         node.meta["base"] = root
     return mutated
-
-
-def _may_view(schema: Any) -> bool:
-    """Whether the result may be a view. reshape, to and contiguous say so too and may have to copy."""
-    return bool(schema.returns) and schema.returns[0].alias_info is not None
 
 
 def _drop_dropout(graph: fx.Graph) -> None:
@@ -321,7 +315,7 @@ def _check_state(mutated: Iterable[fx.Node], model: nn.Module) -> None:
 
 def _returns(schema: Any, argument: Any) -> bool:
     """Whether the op's result is `argument`, which it wrote into: `Tensor(a!)` on both sides."""
-    if len(schema.returns) != 1 or not argument.alias_info.is_write:
+    if len(schema.returns) != 1 or argument.alias_info is None or not argument.alias_info.is_write:
         return False
     result = schema.returns[0].alias_info
     return result is not None and result.before_set == argument.alias_info.before_set

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -96,12 +96,34 @@ def shared_root(node: fx.Node) -> fx.Node:
 
 def may_view(node: fx.Node) -> bool:
     """Whether the result may show the memory of an argument."""
-    return isinstance(node.target, OpOverload) and any(result.alias_info for result in schema(node.target).returns)
+    if not isinstance(node.target, OpOverload):
+        return False
+    return source(node) in UNDECLARED or any(result.alias_info for result in schema(node.target).returns)
+
+
+def _aten(names: str) -> frozenset[str]:
+    return frozenset(f"aten::{name}" for name in names.split())
+
+
+OF_SEVERAL = _aten("broadcast_tensors cartesian_prod chain_matmul linalg_multi_dot meshgrid")
+UNDECLARED = OF_SEVERAL | _aten(
+    "_cast_Double _cast_Float _cast_Half _cast_Int _cast_Long alpha_dropout atleast_1d atleast_2d atleast_3d "
+    "combinations conj_physical dropout einsum feature_alpha_dropout feature_dropout sum_to_size type_as unsafe_chunk"
+)
+"""Composites of views, or of ops that give an argument back, whose schemas do not say so; some have several."""
+
+
+def _roots(node: fx.Node) -> set[fx.Node]:
+    """All tensors whose memory this one may show."""
+    root = shared_root(node)
+    while node is not root and source(node) not in OF_SEVERAL:
+        node = node.all_input_nodes[0]
+    return {root} if node is root else {root}.union(*map(_roots, node.all_input_nodes))
 
 
 def roots_written(graph: fx.Graph) -> set[fx.Node]:
     """The tensors, by `shared_root`, that some op of the graph writes into."""
-    found = set()
+    found: set[fx.Node] = set()
     for node in graph.nodes:
         if not isinstance(node.target, OpOverload) or not schema(node.target).is_mutable:
             continue
@@ -110,7 +132,7 @@ def roots_written(graph: fx.Graph) -> set[fx.Node]:
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = given[argument.name]
                 items = value if isinstance(value, (list, tuple)) else [value]
-                found |= {shared_root(item) for item in items if isinstance(item, fx.Node)}
+                found = found.union(*(_roots(item) for item in items if isinstance(item, fx.Node)))
     return found
 
 
@@ -178,20 +200,27 @@ def sweep(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def merge_repeated(graph: fx.Graph, box: Range) -> list[str]:
+def merge_repeated(graph: fx.Graph, box: Range, ops: Container[Any] | None = None) -> list[str]:
     """Let one node stand for all that compute the same: common subexpressions. Names of those that went.
 
     Two results of the graph keep memory of their own, what is written into stays as often as it is there, and so does
     what draws random numbers, or is an op of which only its author knows what it does.
+
+    Args:
+        ops: those to look at; all without them.
     """
     written, seen, gone = roots_written(graph), dict[tuple[str, str, str], fx.Node](), []
     returned = {*next(iter(reversed(graph.nodes))).all_input_nodes}
-    kept = {*returned, *map(shared_root, returned)}
+    kept = returned.union(*map(_roots, returned))
     for node in list(graph.nodes):
-        if not _computes_only(node, box) or any(shared_root(each) in written for each in (node, *node.all_input_nodes)):
+        if (ops is not None and node.target not in ops) or not _computes_only(node, box):
             continue
-        first = seen.setdefault((source(node), repr(node.args), repr(node.kwargs)), node)
+        if any(_roots(each) & written for each in (node, *node.all_input_nodes)):
+            continue
+        first = seen.setdefault((str(node.target), repr(node.args), repr(node.kwargs)), node)
         if first is not node and not (node in kept and first in kept):
+            if node in kept:
+                kept.add(first)
             gone.append(node.name)
             node.replace_all_uses_with(first)
             graph.erase_node(node)

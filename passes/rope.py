@@ -137,7 +137,7 @@ class NormRope(Fusion):
     def run(self, graph: fx.Graph, box: Range) -> Outcome:
         outcome = super().run(graph, box)
         sweep(graph)
-        merge_repeated(graph, box)  # transpositions of tables that two heads brought
+        merge_repeated(graph, box, (aten.transpose.int,))  # of a table, for queries and for keys
         made: list[fx.Node] = graph.find_nodes(op="call_function", target=norm_rope)
         while len(made) > 1:
             one, other, *rest = made

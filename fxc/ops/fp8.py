@@ -11,7 +11,7 @@ x, residual, gate, up [..., width]   weight [width]   scale float32, one element
 -> q [..., width]   scales float32 [..., 1] or [..., width / group]   x + residual [..., width], in x's dtype
 
 Results that were not asked for (scales of a given one, a sum of one) are empty. What is not rounded to a result is
-float32. NaN stays NaN, and makes the scale that it belongs to NaN, as amax does.
+float32; kernels multiply by 1 / s. NaN stays NaN, and makes the scale that it belongs to NaN, as amax does.
 
 Passes put these ops into graphs, and a build makes kernels of them: no program calls them.
 """

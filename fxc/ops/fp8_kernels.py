@@ -29,15 +29,15 @@ def _sum_and_larger(a, b, c, d):
 
 
 @triton.jit
-def _inverse(scale):
-    """1 / scale, one division for all that share the scale; finite, as 0 times infinity would be NaN."""
-    inverse = 1.0 / scale
-    return tl.where(scale == 0, inverse, tl.minimum(inverse, 3.4028234663852886e38, propagate_nan=tl.PropagateNan.ALL))
+def _cast(y, LIMIT: tl.constexpr, kind: tl.constexpr):
+    return tl.clamp(y, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL).to(kind)
 
 
 @triton.jit
-def _cast(y, LIMIT: tl.constexpr, kind: tl.constexpr):
-    return tl.clamp(y, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL).to(kind)
+def _inverse(scale):
+    """1 / scale, one division for all that share it; kept finite for subnormal scales, as 0 times infinity is NaN."""
+    inverse = 1.0 / scale
+    return tl.where(scale == 0, inverse, _cast(inverse, 3.4028234663852886e38, tl.float32))
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -67,7 +67,9 @@ def norm(
         if WEIGHT:
             y *= (weights.to(tl.float32) + OFFSET)[None, :]
     else:
-        square = y * y  # the factor of the norm is common to a row, so that its largest entry need not wait for it
+        # Both reductions of a row at once: its largest entry times the norm's factor is that of the normed row. NaN
+        # where an entry times its weight is beyond float32.
+        square = y * y
         if WEIGHT:
             y *= (weights.to(tl.float32) + OFFSET)[None, :]
         squares, top = tl.reduce((square, tl.abs(y)), 1, _sum_and_larger)
@@ -94,7 +96,7 @@ def norm(
 
 @triton.jit
 def _sigmoid(y):
-    """1 / (1 + exp(-y)): of that sum, the square of a reciprocal root takes a third of a division's instructions."""
+    """1 / (1 + exp(-y)), as the square of a reciprocal root: a third of the instructions that a division is."""
     root = tl.rsqrt(1.0 + tl.exp2(-1.4426950408889634 * y))
     return root * root
 

@@ -12,7 +12,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _scale(at, there, OFFSET: tl.constexpr):
+def _weight(at, there, OFFSET: tl.constexpr):
     weight = tl.load(at, mask=there, other=0.0).to(tl.float32)
     if OFFSET != 0:  # x + 0 is an instruction, as it turns -0 into 0
         weight += OFFSET
@@ -61,12 +61,12 @@ def _turn(
         a *= factor
         b *= factor
         if WEIGHT:
-            a *= _scale(weight + first, pair < HALF, OFFSET)
-            b *= _scale(weight + second, pair < HALF, OFFSET)
+            a *= _weight(weight + first, pair < HALF, OFFSET)
+            b *= _weight(weight + second, pair < HALF, OFFSET)
         if D > 2 * HALF:
             more *= factor
             if WEIGHT:
-                more *= _scale(weight + rest, rest < D, OFFSET)
+                more *= _weight(weight + rest, rest < D, OFFSET)
     kind: tl.constexpr = out.dtype.element_ty
     tl.store(to + first, (a * cos_a - b * sin_a).to(kind), mask=there & keep)
     tl.store(to + second, (b * cos_b + a * sin_b).to(kind), mask=there & keep)
@@ -81,7 +81,7 @@ def norm_rope(
     HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, FULL: tl.constexpr, INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr, WEIGHT: tl.constexpr, EPS: tl.constexpr, OFFSET: tl.constexpr, BOTH: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tokens times CHUNKS, chunks of the heads of q, and of k where there are both tensors)."""
+    """Grid (tokens * CHUNKS), CHUNKS being those of the heads of q, and of k where there are both tensors."""
     token = (tl.program_id(0) // CHUNKS).to(tl.int64)
     chunk = tl.program_id(0) % CHUNKS
     q_chunks: tl.constexpr = (Q_HEADS + CHUNK - 1) // CHUNK
@@ -108,7 +108,7 @@ def norm_rope_write(
     NORM: tl.constexpr, WEIGHT: tl.constexpr, EPS: tl.constexpr, OFFSET: tl.constexpr, BOTH: tl.constexpr,
     BLOCK: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tokens times CHUNKS, chunks of the heads of k, and of q where there are queries): the first programs of a
+    """Grid (tokens * CHUNKS), CHUNKS being those of the heads of k, and of q where there are queries: the first of a
     token turn its keys and put them and its values into the caches, the others turn its queries."""
     token = (tl.program_id(0) // CHUNKS).to(tl.int64)
     chunk = tl.program_id(0) % CHUNKS
