@@ -21,6 +21,7 @@ def hint_of(error: str, otherwise: str) -> str:
 def failure(unit: Unit, reply: Reply, checking: bool) -> FxcError:
     """The error for a job that failed; its `detail` is what `-v` shows."""
     error: FxcError
+    hint: str
     _, _, lacking = reply.error.partition("IncompatibleError: ")
     if lacking and not checking:
         error = IncompatibleError(lacking, "take another torch; with this one `--tuning none` builds")
@@ -34,10 +35,11 @@ def failure(unit: Unit, reply: Reply, checking: bool) -> FxcError:
             "give the inputs `values: [low, high]` that the model has answers to, or build with --no-prove",
         )
     elif reply.error.startswith("ProofError: "):
-        error = ProofError(
-            f"{unit.label} does not equal eager: {reply.error.removeprefix('ProofError: ')}",
-            "the compiler miscompiles this piece: cut it at an op with partition.splitting_ops, or build with -O0",
-        )
+        hint = "the compiler miscompiles this piece: cut it at an op with partition.splitting_ops, or build with -O0"
+        if unit.changed_by:
+            off = " ".join(f"--set passes.{name}.enabled=false" for name in unit.changed_by)
+            hint = f"a pass or the compiler gets this piece wrong; these tell which: {off}"
+        error = ProofError(f"{unit.label} does not equal eager: {reply.error.removeprefix('ProofError: ')}", hint)
     else:
         crashed = "a host compiler that links libstdc++ statically makes such binaries: try CXX=g++"
         hint = crashed if "crashed" in reply.error else "`-v` shows more; where memory is short, use fewer --jobs"

@@ -62,6 +62,8 @@ class Unit:
     """What passes made of the piece's text; empty where they found nothing."""
     passes: str = ""
     """Identity of the passes that did."""
+    changed_by: tuple[str, ...] = ()
+    """Their names."""
     record: str = ""
     """Digest of what is told of the device, where that is not here."""
     tuning: str = ""

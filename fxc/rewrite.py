@@ -164,7 +164,7 @@ class Found:
                 self._general[entry, name] = most
         if not ran.changed_by:
             return unit
-        made = dataclasses.replace(unit, text=ran.text, passes=ran.identity)
+        made = _with(unit, ran)
         fusions = [entry.name for entry in ran.changed_by if entry.fuses]
         if self.level < TIMED or not fusions:
             return made
@@ -172,7 +172,7 @@ class Found:
         def without(left_out: frozenset[str]) -> Unit:
             rest = [entry for entry in self._piece_passes if entry.name not in left_out]
             other = run(unit.piece.text, unit.range, rest)
-            return dataclasses.replace(unit, text=other.text, passes=other.identity) if other.changed_by else unit
+            return _with(unit, other) if other.changed_by else unit
 
         return choose.forms(made, fusions, without)
 
@@ -208,6 +208,12 @@ class Found:
             missed=entry.fuses and bool(sites) and not any(site.matches for site in sites),
             sites=sites,
         )
+
+
+def _with(unit: Unit, ran: Ran) -> Unit:
+    """A unit of what passes made of its piece."""
+    names = tuple(entry.name for entry in ran.changed_by)
+    return dataclasses.replace(unit, text=ran.text, passes=ran.identity, changed_by=names)
 
 
 def _named(error: PassError, where: str) -> PassError:

@@ -267,8 +267,10 @@ def _resolve_mutation(graph: fx.Graph) -> set[fx.Node]:
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        if node.target is operator.getitem and isinstance(node.args[0], fx.Node) and node.args[0] in base:
-            base[node] = base[node.args[0]]
+        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+            for source in node.args[0].all_input_nodes:
+                if private.same_memory(node.meta["val"], source.meta["val"]):
+                    base[node] = base.get(source, source)
         if not isinstance(node.target, OpOverload):
             continue
         schema = private.schema(node.target)

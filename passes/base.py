@@ -205,7 +205,7 @@ class Fusion(Pass):
         inner = set(found.inner)
         for name, node in self._ends(found).items():
             if not same_layout(made[name].meta["layout"], node.meta["layout"], layouts.box):
-                miss = NearMiss(node.name, f"is {node.meta['layout']}, the kernel makes {made[name].meta['layout']}")
+                miss = NearMiss(node.name, f"is {node.meta['layout']}, the replacement {made[name].meta['layout']}")
                 new.undo()
                 return miss
         for name, node in self._ends(found).items():

@@ -108,9 +108,14 @@ def _aten(names: str) -> frozenset[str]:
 OF_SEVERAL = _aten("broadcast_tensors cartesian_prod chain_matmul linalg_multi_dot meshgrid")
 UNDECLARED = OF_SEVERAL | _aten(
     "_cast_Double _cast_Float _cast_Half _cast_Int _cast_Long alpha_dropout atleast_1d atleast_2d atleast_3d "
-    "combinations conj_physical dropout einsum feature_alpha_dropout feature_dropout sum_to_size type_as unsafe_chunk"
+    "combinations conj_physical dropout einsum feature_alpha_dropout feature_dropout sum_to_size type_as _unsafe_view "
+    "unsafe_chunk unsafe_split unsafe_split_with_sizes"
 )
 """Composites of views, or of ops that give an argument back, whose schemas do not say so; some have several."""
+
+
+TRAINS = _aten("_batch_norm_impl_index batch_norm cudnn_batch_norm instance_norm native_batch_norm")
+"""Ops that write running statistics in training, which their schemas do not say."""
 
 
 def _roots(node: fx.Node) -> set[fx.Node]:
@@ -125,11 +130,14 @@ def roots_written(graph: fx.Graph) -> set[fx.Node]:
     """The tensors, by `shared_root`, that some op of the graph writes into."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
-        if not isinstance(node.target, OpOverload) or not schema(node.target).is_mutable:
+        if not isinstance(node.target, OpOverload):
+            continue
+        running = ("running_mean", "running_var") if source(node) in TRAINS else ()
+        if not running and not schema(node.target).is_mutable:
             continue
         given = arguments(node)
         for argument in schema(node.target).arguments:
-            if argument.alias_info is not None and argument.alias_info.is_write:
+            if argument.name in running or (argument.alias_info is not None and argument.alias_info.is_write):
                 value = given[argument.name]
                 items = value if isinstance(value, (list, tuple)) else [value]
                 found = found.union(*(_roots(item) for item in items if isinstance(item, fx.Node)))

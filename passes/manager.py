@@ -39,7 +39,11 @@ def configure(section: Mapping[str, Any], known: Sequence[type[Pass]]) -> tuple[
     options: list[Any] = [(name, kind, msgspec.field(default_factory=kind)) for name, kind in kinds]
     inner = msgspec.defstruct("passes", [*options, ("custom", tuple[str, ...], ())], forbid_unknown_fields=True)
     given: Any = convert({"passes": section}, msgspec.defstruct("spec", [("passes", inner)]), "")
-    return tuple(cls(**msgspec.structs.asdict(getattr(given.passes, cls.name))) for cls in known)
+    passes = tuple(cls(**msgspec.structs.asdict(getattr(given.passes, cls.name))) for cls in known)
+    negative = next((entry for entry in passes if entry.expect is not None and entry.expect < 0), None)
+    if negative:
+        raise SpecError(f"passes.{negative.name}.expect: {negative.expect}, expected 0 or more matches")
+    return passes
 
 
 def _kind(cls: type[Pass]) -> type[msgspec.Struct]:

@@ -285,10 +285,11 @@ def test_built_and_proved_from_python(folder: Path) -> None:
     again = pipeline.build(folder / "model.yaml", cache_dir=cache)
     assert (again.hit, again.passes) == (True, result.passes)
     wrong = load_file(folder / "custom.py").Wider()
-    with pytest.raises(ProofError, match="does not equal eager"):
+    with pytest.raises(ProofError, match="does not equal eager") as caught:
         pipeline.build(
             folder / "model.yaml", cache_dir=cache, jobs=1, passes=[wrong],
             overrides=["passes.gated_quant.enabled=false"],
         )  # fmt: skip
+    assert caught.value.hint.endswith(f"--set passes.{wrong.name}.enabled=false")
     assert identity.own_code()
     assert torch.is_grad_enabled()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import fx, nn
@@ -10,6 +12,7 @@ from fxc.graph_text import print_graph
 from fxc.shapes import Range
 from fxc.trace import Narrowed, _narrowed, hints, model_files, source_files, with_fake_weights
 from fxc.traced import Traced
+from tests.passes import pieces
 from tests.test_cases import BOX, at, traced
 from tests.zoo import calls, memory, outputs, sizes, weights
 from tests.zoo.model import Model
@@ -106,6 +109,19 @@ def test_inputs_may_be_named_as_anything() -> None:
 def test_what_is_written(cls: type[Model], names: set[str]) -> None:
     box = Range(tuple((name, *bounds) for name, bounds in cls.dims.items()))
     assert traced(cls, box).mutated == names
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (lambda x, y: (x.type_as(y).add_(1), x * 2)[1], {"x"}),
+        (lambda x, y: (torch.einsum("ij->ji", x).add_(1), x * 2)[1], {"x"}),
+        (lambda x, y: (torch.broadcast_tensors(x, y)[1].add_(1), x * 2)[1], {"y"}),
+        (lambda x, y: (torch.ops.aten.unsafe_split(y, 2, 1)[0].add_(1), x * 2)[1], {"y"}),
+    ],
+)
+def test_what_is_written_by_a_view_that_is_none_by_its_schema(function: Any, names: set[str]) -> None:
+    assert pieces.traced(function, {"x": "float32[n, 4]", "y": "float32[n, 4]"}).mutated == names
 
 
 def test_a_result_is_the_written_argument_only_where_the_schema_says_so() -> None:

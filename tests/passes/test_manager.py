@@ -73,6 +73,7 @@ def test_options_reach_their_pass() -> None:
         ({"swap": {"lest": 1}}, "passes.swap.lest: unknown key", "did you mean 'least'?"),
         ({"swap": {"least": "a"}}, "passes.swap.least: 'a' is text, expected a number", ""),
         ({"swap": {"expect": 1.5}}, "passes.swap.expect: 1.5 is a number, expected a whole number", ""),
+        ({"noop": {"expect": -1}}, "passes.noop.expect: -1, expected 0 or more matches", ""),
         ({"swap": True}, "passes.swap: true is a boolean, expected a mapping with the keys enabled, expect, least, sizes", ""),
     ],
 )  # fmt: skip

@@ -170,6 +170,17 @@ TWICE: dict[str, Function] = {
         (y := torch.broadcast_tensors(x * 3, x * 2)[1]).add_(1),
         x * 2 + y,
     ),
+    "a part of it written": lambda x: (
+        (y := x * 2, u := torch.unsafe_split(y, 6, 1)[0], p := u * 3),
+        y.add_(1),
+        p - u * 3,
+    )[2],
+    "returned in parts": lambda x: (torch.unsafe_split(x * 2, 6, 1)[0], torch.unsafe_split(x * 2, 6, 1)[0]),
+    "statistics that training writes": lambda x: (
+        (m := x.sum(0), v := m.abs(), p := m + 1),
+        torch.nn.functional.batch_norm(x, m, v, training=True) + torch.nn.functional.batch_norm(x, m, v, training=True),
+        p - (m + 1),
+    )[1:],
     "returned by another name": lambda x: ((x * 2).type_as(x), (x * 2).type_as(x)),
     "random": lambda x: torch.rand_like(x) + torch.rand_like(x),
     "sizes that depend on data": lambda x: (y := x[:, 0] > 0).nonzero().sum(0) + y.nonzero().sum(0) + x.sum(),
