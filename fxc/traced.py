@@ -267,10 +267,11 @@ def _resolve_mutation(graph: fx.Graph) -> set[fx.Node]:
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
-            for source in node.args[0].all_input_nodes:
-                if private.same_memory(node.meta["val"], source.meta["val"]):
-                    base[node] = base.get(source, source)
+        if node.target is operator.getitem and isinstance(node.args[0], fx.Node) and node.args[0] in base:
+            inputs = node.args[0].all_input_nodes
+            shown = (each for each in inputs if private.same_memory(node.meta["val"], each.meta["val"]))
+            source = next(shown, node.args[0])
+            base[node] = base.get(source, source)
         if not isinstance(node.target, OpOverload):
             continue
         schema = private.schema(node.target)
@@ -285,7 +286,7 @@ def _resolve_mutation(graph: fx.Graph) -> set[fx.Node]:
                     root.meta["written"] = True
                     if root.op == "placeholder":
                         mutated.add(root)
-                elif private.same_memory(node.meta["val"], source.meta["val"]):  # schemas do not tell of all views
+                elif private.may_view(node.target) and private.same_memory(node.meta["val"], source.meta["val"]):
                     base[node] = root
             if isinstance(value, fx.Node) and _returns(schema, argument):
                 node.replace_all_uses_with(value, delete_user_cb=lambda user, node=node: user is not node)

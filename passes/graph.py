@@ -96,32 +96,17 @@ def shared_root(node: fx.Node) -> fx.Node:
 
 def may_view(node: fx.Node) -> bool:
     """Whether the result may show the memory of an argument."""
-    if not isinstance(node.target, OpOverload):
-        return False
-    return source(node) in UNDECLARED or any(result.alias_info for result in schema(node.target).returns)
+    return isinstance(node.target, OpOverload) and private.may_view(node.target)
 
 
-def _aten(names: str) -> frozenset[str]:
-    return frozenset(f"aten::{name}" for name in names.split())
-
-
-OF_SEVERAL = _aten("broadcast_tensors cartesian_prod chain_matmul linalg_multi_dot meshgrid")
-UNDECLARED = OF_SEVERAL | _aten(
-    "_cast_Double _cast_Float _cast_Half _cast_Int _cast_Long alpha_dropout atleast_1d atleast_2d atleast_3d "
-    "combinations conj_physical dropout einsum feature_alpha_dropout feature_dropout sum_to_size type_as _unsafe_view "
-    "unsafe_chunk unsafe_split unsafe_split_with_sizes"
-)
-"""Composites of views, or of ops that give an argument back, whose schemas do not say so; some have several."""
-
-
-TRAINS = _aten("_batch_norm_impl_index batch_norm cudnn_batch_norm instance_norm native_batch_norm")
+TRAINS = private.aten("_batch_norm_impl_index batch_norm cudnn_batch_norm instance_norm native_batch_norm")
 """Ops that write running statistics in training, which their schemas do not say."""
 
 
 def _roots(node: fx.Node) -> set[fx.Node]:
     """All tensors whose memory this one may show."""
     root = shared_root(node)
-    while node is not root and source(node) not in OF_SEVERAL:
+    while node is not root and source(node) not in private.VIEWS_OF_SEVERAL:
         node = node.all_input_nodes[0]
     return {root} if node is root else {root}.union(*map(_roots, node.all_input_nodes))
 
