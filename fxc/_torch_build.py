@@ -53,26 +53,6 @@ def overload(op: Any) -> str:
     return str(op._overloadname)
 
 
-def aten(names: str) -> frozenset[str]:
-    """Qualified names."""
-    return frozenset(f"aten::{name}" for name in names.split())
-
-
-VIEWS_OF_SEVERAL = aten("broadcast_tensors cartesian_prod chain_matmul linalg_multi_dot meshgrid")
-UNDECLARED_VIEWS = VIEWS_OF_SEVERAL | aten(
-    "_cast_Double _cast_Float _cast_Half _cast_Int _cast_Long alpha_dropout atleast_1d atleast_2d atleast_3d "
-    "combinations conj_physical dropout einsum feature_alpha_dropout feature_dropout sum_to_size type_as _unsafe_view "
-    "unsafe_chunk unsafe_split unsafe_split_with_sizes"
-)
-"""Composites of views, or of ops that give an argument back, whose schemas do not say so; some have several."""
-
-
-def may_view(op: Any) -> bool:
-    """Whether a result may show the memory of an argument; reshape, to and contiguous may have to copy."""
-    schema = op._schema
-    return str(schema.name) in UNDECLARED_VIEWS or any(result.alias_info for result in schema.returns)
-
-
 def has_effect(op: Any) -> bool:
     """Whether the op does more than compute its results: it writes into an argument, or has no result at all."""
     schema = op._schema

@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from fxc import _torch_build as private
 from fxc._torch_build import OpOverload
+from fxc.aliases import may_view
 from fxc.cache import key
 from fxc.errors import TraceError
 from fxc.graph_text import layout, source_line
@@ -286,7 +287,7 @@ def _resolve_mutation(graph: fx.Graph) -> set[fx.Node]:
                     root.meta["written"] = True
                     if root.op == "placeholder":
                         mutated.add(root)
-                elif private.may_view(node.target) and private.same_memory(node.meta["val"], source.meta["val"]):
+                elif may_view(node.target) and private.same_memory(node.meta["val"], source.meta["val"]):
                     base[node] = root
             if isinstance(value, fx.Node) and _returns(schema, argument):
                 node.replace_all_uses_with(value, delete_user_cb=lambda user, node=node: user is not node)

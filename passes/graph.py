@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from fxc import _torch_build as private
+from fxc import aliases
 from fxc._torch_build import OpOverload, schema
 from fxc.graph_text import layout, parse_layout
 from fxc.scalars import NAMES, WORD, compute
@@ -96,17 +97,13 @@ def shared_root(node: fx.Node) -> fx.Node:
 
 def may_view(node: fx.Node) -> bool:
     """Whether the result may show the memory of an argument."""
-    return isinstance(node.target, OpOverload) and private.may_view(node.target)
-
-
-TRAINS = private.aten("_batch_norm_impl_index batch_norm cudnn_batch_norm instance_norm native_batch_norm")
-"""Ops that write running statistics in training, which their schemas do not say."""
+    return isinstance(node.target, OpOverload) and aliases.may_view(node.target)
 
 
 def _roots(node: fx.Node) -> set[fx.Node]:
     """All tensors whose memory this one may show."""
     root = shared_root(node)
-    while node is not root and source(node) not in private.VIEWS_OF_SEVERAL:
+    while node is not root and source(node) not in aliases.VIEWS_OF_SEVERAL:
         node = node.all_input_nodes[0]
     return {root} if node is root else {root}.union(*map(_roots, node.all_input_nodes))
 
@@ -117,7 +114,7 @@ def roots_written(graph: fx.Graph) -> set[fx.Node]:
     for node in graph.nodes:
         if not isinstance(node.target, OpOverload):
             continue
-        running = ("running_mean", "running_var") if source(node) in TRAINS else ()
+        running = ("running_mean", "running_var") if source(node) in aliases.TRAINS else ()
         if not running and not schema(node.target).is_mutable:
             continue
         given = arguments(node)

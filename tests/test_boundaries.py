@@ -26,7 +26,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "cache",
         "_torch_run machine records identity refs share ops runtime",
         "cubin cuda_sdk inductor_options kernels host_compiler random_inputs scalars graph_text traced region partition "
-        "stitch graph_files output graph_run kernel_choice _torch_build expand guards passes",
+        "stitch graph_files output graph_run kernel_choice _torch_build expand guards aliases passes",
         "models model_weights trace cases jobs job_errors _worker choose try_out pool executors _ray ray_node prove rehearse piece_jobs lower rewrite "
         "virtual verification plan target_build pipeline tuning tune ready ready_ranks eager timing workload bench cost why",
         "cli",
