@@ -42,8 +42,6 @@ def ready(x: Tensor, scale: Tensor) -> Tensor:
     return _inputs[key]
 
 
-torch._dynamo.config.recompile_limit = 64
-"""Each op below is compiled for every shape."""
 _library = torch.library.Library("fp8_step", "DEF")
 for _schema, _function in (
     ("norm(Tensor x, Tensor weight, float eps) -> Tensor", norm),

@@ -99,6 +99,7 @@ def main() -> None:
         paths = {name: build(Path(folder), cache, name, layers, tokens, device) for name in VARIANTS}
         loaded = programs(paths, device)
         for count in tokens:
+            torch.compiler.reset()  # the ops of `apart` are compiled for every shape, and a function for eight of them
             ids = torch.randint(0, 96, (count,), device=device)
             inputs = {"input_ids": ids, "positions": torch.arange(count, device=device)}
             if device == "cuda":
